@@ -1,1 +1,1 @@
-"""Captures a model with one batch as layers, and builds stage modules from layers."""
+"""Capture a model with one batch as layers, and build stage modules from layers."""

@@ -84,7 +84,7 @@ class BatchLayout:
 
     @cached_property
     def length_places(self) -> LengthPlaces:
-        """For each length its places: leaf and dimension."""
+        """Places of each length: leaf and dimension."""
         return tuple(
             tuple(
                 (leaf, dim)
@@ -300,7 +300,7 @@ def _readings(
 
 
 _MOST_OPEN = 3
-"""Each tensor that may be shared doubles the number of trials."""
+"""Limit of tensors that may be shared; each doubles the number of trials."""
 
 
 def _rows_that_may_be(spec: LeafSpec, samples: int) -> tuple[int, ...]:
@@ -355,7 +355,7 @@ def _leaf_at(layout: BatchLayout, key: LeafKey, argument: str) -> int:
 
 
 def _checked_dimension(leaf: LeafSpec, dim: int) -> int:
-    """``dim`` itself, if this dimension may be declared to vary; else raises `BadInput`."""
+    """``dim`` itself, if this dimension may be declared to vary; else raise `BadInput`."""
     if leaf.rows > 1:
         raise BadInput(
             f"dynamic names a dimension of {leaf.name}, which has {leaf.rows} rows for each "

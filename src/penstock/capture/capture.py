@@ -1,4 +1,4 @@
-"""Makes the layer graph of a model from one example batch, by recording its calls."""
+"""Make the layer graph of a model from one example batch, by recording its calls."""
 
 import os
 import warnings

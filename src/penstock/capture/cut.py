@@ -1,4 +1,4 @@
-"""Cuts a recorded program into layers, and finds what crosses from one to another.
+"""Cut a recorded program into layers, and find what crosses from one to another.
 
 A layer is a run of events that begins at a heavy call: of a unit that holds a matrix, or of a
 function that reads one. The last layer is the loss. Between two heavy calls, the cut is where the
@@ -441,7 +441,7 @@ class Cut:
         return all(self.layer_of[number] in own for number, own in enumerate(where))
 
     def units_elsewhere(self, layers: range) -> set[str]:
-        """The units that batches of no kind call in these layers, but in others."""
+        """The units that no kind of batch calls in these layers, but in others."""
         own, every = set[str](), set[str]()
         for cut in self.kinds:
             for number, event in enumerate(cut.record.events):

@@ -1,4 +1,4 @@
-"""Splits backwards in two halves: linear layers get the gradients of their weights in the second.
+"""Split backwards in two halves: linear layers get the gradients of their weights in the second.
 
 In the first half autograd runs as usual, but a linear layer computes only the gradient of its input
 and keeps what the gradient of its weight is computed from. The second half computes that (Zero

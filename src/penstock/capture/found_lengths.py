@@ -1,4 +1,4 @@
-"""Finds the dimensions that vary from batch to batch, from some batches."""
+"""Find the dimensions that vary from batch to batch, from some batches."""
 
 from collections.abc import Iterable
 

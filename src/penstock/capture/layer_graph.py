@@ -40,13 +40,13 @@ from penstock.torch_internals import Norm, own_buffers, pytree
 from penstock.words import counted
 
 Record: TypeAlias = Callable[..., Recorded]
-"""Records a program on the leaves of an example, as `record_program` does."""
+"""Function that records a program on the leaves of an example, as `record_program` does."""
 
 SplitTable: TypeAlias = Mapping[str, Literal["colwise", "rowwise"]]
 """Names of linear layers, with ``*`` for any one part of a name, and how each is divided."""
 
 Parallelize: TypeAlias = Callable[[nn.Module, Any], object]
-"""Divides a model in place over a one-dimensional `DeviceMesh`, as in torchtitan."""
+"""Function that divides a model in place over a one-dimensional `DeviceMesh`, as in torchtitan."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class LayerGraph:
 
     @property
     def mixing(self) -> str:
-        """Why micro-batches cannot give the result of the whole batch; empty if they can."""
+        """Reason why micro-batches cannot give the result of the whole batch; empty if they can."""
         norms = self.recorded.record.norms
         if norms:
             where = next((path for path in norms if self._is_module(path)), norms[0])
@@ -276,7 +276,7 @@ class LayerGraph:
         return self.cut.changed_flags
 
     def follow_flags(self) -> bool:
-        """Take up ``requires_grad`` of all parameters; returns whether any has changed.
+        """Take up ``requires_grad`` of all parameters; return whether any has changed.
 
         Then specs, and stages made of them, are to be made again.
         """
@@ -397,7 +397,7 @@ class LayerGraph:
 
     @cached_property
     def step_values(self) -> StepValues:
-        """Finds the values of a step that slices need."""
+        """The values of a step that slices need."""
         recorded = self.recorded
         actions = recorded.parts.actions
         found = partial(self._probed, self._probe(actions))
@@ -690,7 +690,7 @@ class LayerGraph:
         programs: Sequence[StageProgram],
         whence: Callable[[str], object] = lambda name: None,
     ) -> int:
-        """Free the parameters that none of these stages holds; returns the bytes freed.
+        """Free the parameters that none of these stages holds; return the bytes freed.
 
         The user's `Parameter` objects stay; they are absent from now on. ``whence`` gives the
         `Whence` of each by its first name.

@@ -43,7 +43,7 @@ LengthsOf: TypeAlias = tuple[int, ...]
 """The lengths of one batch, in the order in which ``dynamic`` names them; empty without any."""
 
 LengthPlaces: TypeAlias = tuple[tuple[tuple[int, int], ...], ...]
-"""For each length, where it is found: pairs of leaf index and dimension."""
+"""Places of each length: pairs of leaf index and dimension."""
 
 
 class SizeOfLengths(Protocol):

@@ -1,4 +1,4 @@
-"""Gives real values to the tensors of a stage of a model that was built on the meta device.
+"""Give real values to the tensors of a stage of a model that was built on the meta device.
 
 Every tensor is initialised alone, by the model's own methods, with a seed made from the run's seed
 and the tensor's name. So its values depend neither on the cuts of the plan nor on the rank, and no

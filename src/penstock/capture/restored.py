@@ -1,4 +1,4 @@
-"""Restores what code may change of a model: attributes of modules, and values of buffers."""
+"""Restore what code may change of a model: attributes of modules, and values of buffers."""
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator

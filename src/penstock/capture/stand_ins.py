@@ -1,4 +1,4 @@
-"""Replaces a module's parameters and buffers by other tensors for a while."""
+"""Replace a module's parameters and buffers by other tensors for a while."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -11,7 +11,7 @@ from penstock.capture.tensor_parts import give_scales
 from penstock.torch_internals import own_buffers, own_parameters
 
 DRAWN_VALUES = 1 << 20
-"""At most this many random values are drawn, then repeated: drawing is slower than copying."""
+"""Limit of random values that are drawn, then repeated: drawing is slower than copying."""
 
 
 def is_on_meta(module: nn.Module) -> bool:

@@ -11,7 +11,7 @@ from penstock.capture.layer_graph import LayerGraph, Parallelize, SplitTable
 from penstock.errors import BadInput
 
 PER_HEAD = "replicated_with_grad_allreduce"
-"""Of a plan of Hugging Face: a norm of heads, of which each rank sees its own."""
+"""Style in Hugging Face plans for a norm of heads, of which each rank sees its own."""
 
 
 def function_of(graph: LayerGraph) -> Parallelize:

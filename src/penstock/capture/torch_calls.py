@@ -12,7 +12,7 @@ from penstock.capture.record.absent import Absent
 
 
 class TorchCalls(TorchFunctionMode):
-    """While active, `call` stands for every call of a torch function; it may call it itself."""
+    """Mode that passes every call of a torch function to `call`, which may call it itself."""
 
     def __torch_function__(
         self,
@@ -45,7 +45,7 @@ BATCH_NORM_OPERATORS = (
 
 
 class CountedNorms(TorchCalls):
-    """While active, ``channels`` gets those of each batch normalisation with its own statistics."""
+    """Mode that notes the ``channels`` of each batch normalisation with its own statistics."""
 
     def __init__(self) -> None:
         super().__init__()

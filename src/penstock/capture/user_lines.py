@@ -19,7 +19,7 @@ _SKIPPED = (
     "<frozen",
 )
 _START = os.path.join(_OURS, "capture", "record", "user_program.py")
-"""Its frames call the user's program: what is further out is no part of it."""
+"""File whose frames call the user's program: what is further out is no part of it."""
 
 _is_users: dict[CodeType, bool] = {}
 

@@ -135,7 +135,7 @@ def constants_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> C
 
 
 class PathGuard:
-    """Compares the calls of a run with a path, segment by segment."""
+    """Comparison of the calls of a run with a path, segment by segment."""
 
     def __init__(self, path: LossPath) -> None:
         self._path = path
@@ -158,7 +158,7 @@ class PathGuard:
         self._segment, self._place = self._path.get(anchor), 0
 
     def end(self, loss: Any = None) -> None:
-        """No more calls come in this segment, and none at all if the ``loss`` is made."""
+        """End this segment: no more calls come in it, and none at all if the ``loss`` is made."""
         segment, self._segment = self._segment, None
         if segment is not None and segment.steady and self._place < len(segment.calls):
             _, name, line, _ = segment.calls[self._place][0]

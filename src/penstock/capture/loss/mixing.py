@@ -1,4 +1,4 @@
-"""Finds calls between modules in which samples act on one another, which micro-batches cannot do.
+"""Find calls between modules in which samples act on one another, which micro-batches cannot do.
 
     x.softmax(0), x.flip(0)         act along the samples
     x[1:], x[order]                 take samples by their places

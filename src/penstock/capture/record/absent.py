@@ -86,7 +86,7 @@ class Absent(torch.Tensor):
 
     @staticmethod
     def claim(device: torch.device) -> None:
-        """Absent tensors seem to be where the rest is, from now on; tensors on meta are nowhere."""
+        """Give absent tensors the device of the rest, from now on; tensors on meta are nowhere."""
         if device != Absent.home and device.type != "meta":  # each write slows look-ups in a class
             Absent.home = device
 
@@ -113,7 +113,7 @@ class Absent(torch.Tensor):
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:  # pyright: ignore
-        """Nothing is set; but those who watch calls see it, as they do of other tensors."""
+        """Set nothing; but modes that watch calls see it, as they do of other tensors."""
         setter: Any = torch.Tensor.data.__set__  # pyright: ignore
         torch.overrides.handle_torch_function(setter, (self, value), self, value)
 
@@ -197,7 +197,7 @@ class NoHandle:
     """The handle of a hook that was not registered."""
 
     def remove(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def absent_like(
@@ -242,7 +242,7 @@ def release(parameter: torch.Tensor, whence: object = None, *, may_be_read: bool
 
 
 def free(tensor: torch.Tensor, *, may_be_read: bool) -> int:
-    """Free a tensor's memory, if it is its own; returns the bytes."""
+    """Free a tensor's memory, if it is its own; return the bytes."""
     storage, own = tensor.untyped_storage(), tensor.numel() * tensor.element_size()
     if tensor.is_meta or storage.nbytes() != own:
         return 0
@@ -490,7 +490,7 @@ def absent_call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
 
 
 class _Here:
-    """Marks a tensor that is here in a key."""
+    """Mark of a tensor that is here in a key."""
 
 
 def _key(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Copies functions that hold a model in their closure, which `copy.deepcopy` takes as they are.
+"""Copy functions that hold a model in their closure, which `copy.deepcopy` takes as they are.
 
 old = block.forward
 block.forward = lambda x: 2 * old(x)          a patch: the copy of block must call its own

@@ -101,7 +101,7 @@ class Whence:
 
 
 class StateLoads:
-    """Counts the weights that this rank's loop loads into modules, between two steps.
+    """Counter of the weights that this rank's loop loads into modules, between two steps.
 
     A rank that loads weights of others relies on these to do the same.
     """

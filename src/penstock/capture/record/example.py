@@ -1,4 +1,4 @@
-"""Records the user's program on the example batch, and on parts of it.
+"""Record the user's program on the example batch, and on parts of it.
 
     run   batch                          why
     1     the example                    the record
@@ -82,7 +82,7 @@ _OTHER_ANSWERS = 1.25, 1e-4, 1e4
 Thresholds are passed by the large factors, where they do not make it fail.
 """
 _MOST_ATTEMPTS = 200
-"""Each attempt opens or closes a unit, so this is reached by models that never settle only."""
+"""Limit of attempts. Each opens or closes a unit, so only models that never settle reach it."""
 
 
 @dataclass
@@ -167,7 +167,7 @@ class _Attempt:
     with_values: bool = False
     settled: bool = False
     failure: Exception | None = None
-    """With tensors without values the program failed, outside of modules."""
+    """Failure of the program outside of modules, with tensors without values."""
 
     def give_values(self) -> None:
         """Run with the values of the model and the batch; no unit needs made-up ones then."""
@@ -187,7 +187,7 @@ class _Again(Exception):
 
 
 class _NotThere(Exception):
-    """The program does not run on a batch on which it need not."""
+    """The program failed on an optional probe batch."""
 
 
 _recording = threading.Lock()

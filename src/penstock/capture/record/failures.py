@@ -1,4 +1,4 @@
-"""Why a program cannot be recorded, in a line that names the user's line and what to change."""
+"""Reasons why a program cannot be recorded: one line with the user's line and what to change."""
 
 import traceback
 from typing import Any

@@ -40,7 +40,7 @@ class StatePlace(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its name in the model."""
+        """Name in the model."""
         return f"{self.path}.{self.key}".removeprefix(".")
 
 

@@ -102,7 +102,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class TensorReference:
-    """Stands for a tensor in recorded arguments: a value, a parameter's name, or None."""
+    """Placeholder for a tensor in recorded arguments: a value, a parameter's name, or None."""
 
     value: int | str | None
     shape: tuple[int, ...]
@@ -188,7 +188,7 @@ class _Memory:
         self._versions: dict[int, int] = {}
 
     def note(self, tensor: torch.Tensor) -> int | None:
-        """Know a tensor; returns its memory's key (None: it has none, under vmap)."""
+        """Note a tensor; return its memory's key (None: it has none, under vmap)."""
         key = memory_of(tensor)
         if key is None:
             return None
@@ -201,7 +201,7 @@ class _Memory:
         return key
 
     def note_moved(self, tensor: torch.Tensor) -> None:
-        """Know a tensor that a write has given other memory: that of an absent one."""
+        """Note a tensor that a write has given other memory: that of an absent one."""
         key = self.note(tensor)
         if key is not None:
             self._versions[key] = -1
@@ -285,7 +285,7 @@ _NO_CALLS |= {".grad", ".grad=", ".requires_grad", ".requires_grad="}
 
 
 class ProgramRecording(TorchFunctionMode):
-    """Records what ``program`` does while it is active; ``units`` are paths of modules.
+    """Record of what ``program`` does while it is active; ``units`` are paths of modules.
 
     ``blocks`` are modules that hold several units. ``originals`` are the user's own parameters by
     name. Units in ``valued`` run on made-up values, since they read values inside; a unit that
@@ -294,19 +294,19 @@ class ProgramRecording(TorchFunctionMode):
     """
 
     has_tensor_hooks = False
-    """Hooks are registered on tensors, in units or between them."""
+    """True if hooks are registered on tensors, in units or between them."""
     has_gradients = False
-    """torch.autograd.grad is called, in units or between them."""
+    """True if torch.autograd.grad is called, in units or between them."""
     has_scripts = False
-    """Functions of torch.jit.script are called."""
+    """True if functions of torch.jit.script are called."""
     model_end = 0
     """The events before this one are the model's; the others are those of the loss."""
     has_unknown = False
-    """A call between units makes a tensor whose size is not known without values."""
+    """True if a call between units makes a tensor whose size is not known without values."""
     on_function: Callable[[Any, Callable[..., Any], tuple[Any, ...]], None] | None = None
     """Callback before each call of an autograd function, with its class, call and arguments."""
     is_temporary = False
-    """The program changes its own state between units, and may take that back later."""
+    """True if the program changes its own state between units, and may take that back later."""
     answered: Mapping[Address, Callable[[Any], Any]] = {}
     """Functions that make the answer to a question out of the right one, by its address."""
 
@@ -426,7 +426,7 @@ class ProgramRecording(TorchFunctionMode):
                 self._finish()
 
     def end_model(self) -> None:
-        """Called when the model has returned, and the loss function has not begun."""
+        """Note that the model has returned, and the loss function has not begun."""
         self.model_end = len(self.events)
 
     def _note_script(self) -> None:
@@ -1089,9 +1089,9 @@ class ProgramRecording(TorchFunctionMode):
         return found
 
     def keep_carried(self, makers: Sequence[int], reads: Iterable[Address]) -> bool:
-        """No cut from these calls that made a piece of state to those that read it next time.
+        """Forbid cuts from these calls that made a piece of state to those that read it next time.
 
-        Returns whether it is made of the batch or activations, so that it matters.
+        Return whether it is made of the batch or activations, so that it matters.
         """
         if not makers or not self._is_local(makers):
             return False
@@ -1101,7 +1101,7 @@ class ProgramRecording(TorchFunctionMode):
         return True
 
     def _keep_with_writes(self) -> None:
-        """No cut among the calls that read a tensor which is written to, or what it is made of.
+        """Forbid cuts among calls that read a tensor which is written to, or what it is made of.
 
         As where forward itself moves an average of weights: the stage that does it needs them all.
         """
@@ -1115,7 +1115,7 @@ class ProgramRecording(TorchFunctionMode):
     def _keep_users(
         self, names: set[str], units: Collection[str | None], writes: list[int]
     ) -> None:
-        """No cut among these writes and the calls that read these tensors."""
+        """Forbid cuts among these writes and the calls that read these tensors."""
         users = [
             number
             for number, event in enumerate(self.events)

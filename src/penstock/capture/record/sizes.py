@@ -157,7 +157,7 @@ class ValueSizes:
             self.shapes_at(lengths)
 
     def _called_by_sample(self, first: ProgramRecording) -> None:
-        """Calls of a module that is called once for each sample have the first call's shapes."""
+        """Give calls of a module that is called once for each sample the first call's shapes."""
         places: dict[object, int] = {}
         for number, value in reversed(list(enumerate(first.values))):
             event = first.events[value.maker]
@@ -251,7 +251,7 @@ _LIKE_THE_FIRST = frozenset(
 
 
 def sizes_of_dims(shapes: Sequence[tuple[int, ...] | None]) -> list[tuple[int, ...]]:
-    """For each dimension of a value its size in all recordings; nothing where one is missing."""
+    """Return the sizes of each dimension of a value in all recordings; none if one is missing."""
     known = [shape for shape in shapes if shape is not None]
     if len(known) < len(shapes) or len({len(shape) for shape in known}) > 1:
         return []

@@ -1,1 +1,1 @@
-"""Runs the user's own forward on one stage: calls of other stages are left out."""
+"""Run the user's own forward on one stage: calls of other stages are left out."""

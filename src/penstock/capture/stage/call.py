@@ -46,7 +46,7 @@ def entering(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class StageCall(Protocol):
-    """Calls a stage's module in a forward.
+    """Caller of a stage's module in a forward.
 
     ``gathers``: ranks gather parameters in it, so one without rows takes part in any mode.
     ``records``: it runs as with gradients even where none are recorded.
@@ -83,7 +83,7 @@ class StageCall(Protocol):
 
 
 class ProgramCall(StageCall):
-    """Calls a stage that runs the user's program.
+    """Caller of a stage that runs the user's program.
 
     While it runs, linear layers of its own units have another ``forward``: it defers the gradients
     of their weights, or accumulates them directly. Modules with these ``ids`` stay as they are.

@@ -48,17 +48,17 @@ class KeptState:
         self.places = [place_of(program, place) for place in places]
         self._numbers = {place: number for number, place in enumerate(places)}
         self.modes: list[tuple[nn.Module, bool]] = []
-        """Training modes before an evaluation that is going on."""
+        """Training modes before an evaluation that is in progress."""
         self.starts_training = not program.model.training
-        """The model was captured in evaluation mode, and has not been trained since."""
+        """True if the model was captured in evaluation mode, and has not been trained since."""
         self.again: Any = None
         """Values that last stages keep for a second run of the loss, if it is to have one."""
         self.ends: dict[tuple[int, ...], Any] = {}
         """Values that they have kept, by micro-batch."""
         self.any_path = False
-        """Batches run in one piece, of which any path of the loss is right."""
+        """True if batches run in one piece, of which any path of the loss is right."""
         self.undoes = False
-        """A step in which the loss takes another path than recorded is undone when it ends."""
+        """True if a step whose loss takes another path than recorded is undone at its end."""
         self.other_path = ""
         """Description of another path that the loss took in this iteration; empty if none."""
         self._left: list[tuple[Any, int] | None] = [None] * len(self.places)

@@ -73,7 +73,7 @@ from penstock.torch_internals import (
 )
 
 Costs: TypeAlias = Literal["", "measured", "estimated"]
-"""For which costs a stage runs, if it runs for these."""
+"""Kind of the costs for which a stage runs; empty if it does not run for these."""
 
 Purpose: TypeAlias = Literal["training", "probing", "checking", "measured", "estimated"]
 """Purpose of a stage's run; see `ProgramStage`."""
@@ -90,7 +90,7 @@ class StageEnd(BaseException):
 
 
 class PathChanged(BaseException):
-    """Forward took another path than on the example; no `Exception`, so that users let it pass."""
+    """Control flow differs from the example; no `Exception`, so that user code lets it pass."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ _NO_RUN = StageRun(BatchSize(0))
 
 
 class _Watch(TorchFunctionMode):
-    """On between units where calls matter by address: received, sent, or parts of the loss."""
+    """Mode between units where calls matter by address: received, sent, or parts of the loss."""
 
     def __init__(self, stage: "ProgramStage") -> None:
         super().__init__()
@@ -230,7 +230,7 @@ _NO_HOOKS: OrderedDict[int, Any] = OrderedDict()
 
 
 class ProgramStage:
-    """Runs ``part`` of a recorded program on the user's own modules.
+    """Runner of ``part`` of a recorded program on the user's own modules.
 
     ``actions`` say what is different about calls of the loss, by number of event, and ``path``
     which calls there must be. With ``probes`` nothing is known of activations: the run finds the
@@ -244,7 +244,7 @@ class ProgramStage:
     """
 
     on_begin: Callable[[], None] | None = None
-    """Called before the stage's own first call, unless that is the first of all."""
+    """Callback before the stage's own first call, unless that is the first of all."""
 
     def __init__(
         self,

@@ -329,7 +329,7 @@ class StageModule(nn.Module):
         return any(where in own or where not in record.counts for where in record.norms)
 
     def train(self, mode: bool = True) -> "StageModule":
-        """Nothing: the mode is the whole model's (`LayerGraph.set_training`)."""
+        """Do nothing: the mode is the whole model's (`LayerGraph.set_training`)."""
         return self
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
