@@ -295,14 +295,14 @@ class Engine:
         )
 
     def norm_of(self, place: Place, program: StageProgram) -> SynchronisedBatchNorm | None:
-        """How the replicas of a stage share the statistics of batch norm; None without any."""
+        """Synchronisation of batch norm over a stage's replicas; None without any."""
         devices = self.plan.device_groups[place.group]
         if devices not in self._norm_groups or not uses_batch_norm(program.module):
             return None
         return SynchronisedBatchNorm(self._norm_groups, devices, place.replica)
 
     def acts_jointly(self, place: Place, program: StageProgram) -> bool:
-        """Whether replicas without rows take part: they share statistics, or parameters."""
+        """Return whether replicas without rows take part: they share statistics, or parameters."""
         by_rows = self.plan.stages[place.stage].sharding == "parameters"
         return by_rows or self.norm_of(place, program) is not None
 
@@ -353,7 +353,7 @@ class Engine:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Within, the model is in evaluation mode; all that its forward changes is put back."""
+        """Hold the model in evaluation mode; at the end restore all that its forward changes."""
         graph = self.graph
         graph.set_training(False)
         try:
@@ -421,7 +421,7 @@ class Engine:
         return next((n for n in alike if self.follows_path(n, batches)), alike[0])
 
     def follows_path(self, kind: int, batches: Sequence[Batch]) -> bool:
-        """Whether the loss takes the path of a kind, in the mode of the next run."""
+        """Return whether the loss takes the path of a kind, in the mode of the next run."""
         graph = (None if self.trains else self.kinds[kind].in_evaluation) or self.kinds[kind]
         if self.trains:
             return all(map(graph.follows_path, batches))
@@ -474,7 +474,7 @@ class Engine:
 
     @property
     def has_ended(self) -> bool:
-        """Whether this engine failed or was closed."""
+        """True if this engine failed or was closed."""
         return bool(self.failures.first)
 
     def close(self) -> None:
@@ -536,7 +536,7 @@ class Iteration:
         self._programs = [self.stages.program(*size, training=training) for size in sizes]
         self._batches = named
         if not any(isinstance(leaf, PartialLeaf) for leaf in named[0].values()):
-            # What all ranks were told of parts has been compared already.
+            # What all ranks received about parts has been compared already.
             engine.agree_on_lengths([program.size for program in self._programs])
         engine.begin(self.stages.metrics)
         engine.graph.state.other_path = ""

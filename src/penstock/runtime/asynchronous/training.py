@@ -47,7 +47,7 @@ Orders: TypeAlias = tuple[tuple[Action, ...], ...]
 Rows: TypeAlias = list[list[float]]
 
 MEASURED = 5
-"""How many numbers a stage adds to those of a batch: see `VersionedStage.measurements`."""
+"""The number of values that a stage adds to a batch's: see `VersionedStage.measurements`."""
 
 
 @dataclass(frozen=True)

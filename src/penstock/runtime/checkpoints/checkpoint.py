@@ -156,7 +156,7 @@ def first_mismatch(
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a directory is a checkpoint, and not one of several."""
+    """Return whether a directory is a checkpoint, and not one of several."""
     return (path / STATE_FILE).is_file()
 
 
@@ -182,7 +182,7 @@ def complete_in(directory: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class CheckpointTarget:
-    """Where a checkpoint is written, what its ``state.json`` holds, how many are kept."""
+    """Directory of a checkpoint, contents of its ``state.json``, and the number that is kept."""
 
     directory: Path
     step: int
@@ -230,7 +230,7 @@ class CheckpointWriter:
             self.wait()
 
     def _have_room(self, target: CheckpointTarget, tensors: Mapping[str, torch.Tensor]) -> bool:
-        """Whether every host has memory for the tensors of its ranks; all must call this."""
+        """Return whether every host has memory for its ranks' tensors; all ranks must call this."""
         own = float(sum(tensor.nbytes for tensor in tensors.values()))
         of_all = self._world.all_gather((own, free_host_memory().bytes))
         for host in dict.fromkeys(self._world.hosts):

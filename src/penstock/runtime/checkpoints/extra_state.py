@@ -1,4 +1,4 @@
-"""What modules give as their extra state (`torch.nn.Module.get_extra_state`), and get back."""
+"""Extra state of modules (`torch.nn.Module.get_extra_state`), read and restored."""
 
 from collections.abc import Mapping
 from typing import Any

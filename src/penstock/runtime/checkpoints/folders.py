@@ -62,7 +62,7 @@ class NewFolder:
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
-        """Within, what the system refuses to write is a `BadInput` in one line."""
+        """Raise `BadInput` in one line for what the system refuses to write."""
         try:
             yield
         except OSError as cause:

@@ -25,7 +25,7 @@ UNCOUNTED = set[torch.Tensor]()
 
 @contextmanager
 def uncounted(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Within, what is added to gradients counts no writes: see `GradientBucket`."""
+    """Exclude additions to gradients from the count of writes: see `GradientBucket`."""
     own = [(parameter, parameter.grad) for parameter in parameters]
     UNCOUNTED.update(parameter for parameter, _ in own)
     for parameter, gradient in own:
@@ -393,7 +393,7 @@ class GradientBuckets:
 
     @contextmanager
     def launching(self, stage: int) -> Iterator[None]:
-        """Within a stage's last backward, start each all-reduce when its gradients are complete."""
+        """Start each all-reduce in a stage's last backward when its gradients are complete."""
         handles = []
         waiting = set(self._used[stage])
         for bucket in self.shared:
@@ -465,7 +465,7 @@ class GradientBuckets:
                 bucket.arrived.copy_(own)
 
     def _steps(self, bucket: GradientBucket) -> bool:
-        """Whether this rank has the bucket's sum, and steps its parameters."""
+        """Return whether this rank has the bucket's sum, and steps its parameters."""
         return bucket.values is None or bucket.owner == self._world.rank
 
     def scale(self, factor: float) -> None:

@@ -14,7 +14,7 @@ INSTANCES = count()
 """Numbers pipelines, which every rank creates in the same order."""
 
 NOTE_WAIT_S = 1.5
-"""How long a rank that noticed a failure waits for the note of the failed rank."""
+"""Seconds that a rank that noticed a failure waits for the note of the failed rank."""
 
 
 class Failures:
@@ -50,7 +50,7 @@ class Failures:
 
     @contextmanager
     def shared(self) -> Generator[None]:
-        """Within, any exception ends all ranks, each with the message of the first failure."""
+        """End all ranks at any exception, each with the message of the first failure."""
         if self.first:
             raise RunFailed(f"this pipeline has failed before ({self.first}); build a new one")
         try:
@@ -71,7 +71,7 @@ class Failures:
             HEARTBEAT.wait = None
 
     def leave(self, failure: BaseException) -> None:
-        """Tell the other ranks, which may wait for this one, of an error in the user's loop."""
+        """Report an error in the user's loop to the other ranks, which may wait for this one."""
         if not self.first:
             line = str(failure).partition("\n")[0]
             self._leave_note(f"rank {self._rank}: {line or type(failure).__name__}")
