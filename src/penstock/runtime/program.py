@@ -1,4 +1,4 @@
-"""What one rank does in an iteration: lowered once for batches of one size, then run many times.
+"""Program of one rank in an iteration: lowered once for batches of one size, run many times.
 
 If batches have variable lengths, their size is the number of samples and the lengths.
 """
@@ -46,7 +46,7 @@ SIZES_KEPT = 256
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a rank holds: replica ``replica`` of stage ``stage``, on device group ``group``."""
+    """Place of a rank: replica ``replica`` of stage ``stage``, on device group ``group``."""
 
     stage: int
     replica: int
@@ -66,7 +66,7 @@ def places_of(plan: Plan, rank: int) -> tuple[Place, ...]:
 
 @dataclass(frozen=True, slots=True)
 class StagePart:
-    """What one stage of a rank does in an iteration.
+    """Part of one stage of a rank in an iteration.
 
     ``rows[m]`` are the rows of the batch that it computes in micro-batch ``m``. ``recomputed`` are
     the micro-batches whose forward runs again before the backward. ``last_backward`` is the
@@ -240,7 +240,7 @@ def steps_of(
 def part_of(
     place: Place, order: Sequence[Action], cut: BatchCut, shape: PipelineShape
 ) -> StagePart:
-    """What the stage at ``place`` does in the order of its rank."""
+    """Extract the part of the stage at ``place`` from the order of its rank."""
 
     own = [action for action in order if action.stage == place.stage]
     ends = [action.micro_batch for action in own if action.kind in "BW"]
@@ -325,7 +325,7 @@ class FedRunner(StageRunner, Protocol):
     seed: float
 
     def has_work(self, kind: ActionKind) -> bool:
-        """Whether actions of this kind have any effect in this stage."""
+        """Return whether actions of this kind have any effect in this stage."""
         ...
 
     def begin(self, work: StageInputs) -> None:
@@ -393,7 +393,7 @@ class RankStages(Generic[Runner]):
     ) -> None:
         """Give the stages their rows of a batch; the ``last`` batch completes the gradients.
 
-        ``name`` tells the batch from all others of the run.
+        ``name`` is unique to the batch in the run.
         """
         if self.metrics is not None:
             part = program.parts.get(len(self._plan.stages) - 1)

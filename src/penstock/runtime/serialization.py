@@ -15,7 +15,7 @@ from penstock.errors import BadInput
 
 SCALARS = (type(None), bool, int, float, str)
 ARCHIVE = b"PK"
-"""How an archive of `torch.save` begins; no JSON does."""
+"""First bytes of an archive of `torch.save`; no JSON begins with them."""
 
 REFUSED_CLASS = re.compile(r"GLOBAL (\S+) was not an allowed")
 

@@ -17,7 +17,7 @@ Quantise: TypeAlias = Callable[[str, Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class LossScaling(Table):
-    """How the scale of the loss changes.
+    """Changes of the loss's scale.
 
     It starts at ``initial``, is multiplied by ``growth`` after ``growth_interval`` steps without an
     overflow and by ``backoff`` at every overflow. A run whose gradients overflow at ``smallest``
@@ -64,7 +64,7 @@ class Weights(Table):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraints(Table):
-    """What a plan that `Pipeline` finds keeps to: an argument of it, as of `penstock plan`.
+    """Constraints of a plan that `Pipeline` finds: an argument of it, as of `penstock plan`.
 
     ``schedule`` is one name, or several with commas between them. ``micro_batch_size`` and
     ``max_stages`` 0 leave these free. ``recompute`` is "auto", "stage", "on", "blocks" or "off";

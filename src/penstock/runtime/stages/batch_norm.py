@@ -200,5 +200,5 @@ def along_channels(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def uses_batch_norm(stage: StageModule) -> bool:
-    """Whether a stage normalises samples over the batch, by modules or by functions."""
+    """Return whether a stage normalises samples over the batch, by modules or by functions."""
     return stage.normalises or any(isinstance(part, BatchNorm) for part in stage.modules())

@@ -241,7 +241,7 @@ class StageCalls(Protocol):
     """Says how stages are called in training."""
 
     def call_of(self, program: StageProgram) -> StageCall:
-        """How a stage, or a part of it, is called."""
+        """Create the call of a stage, or of a part of it."""
         ...
 
 

@@ -21,7 +21,7 @@ from penstock.runtime.stages.parameter_shards import gather_ahead
 from penstock.runtime.stages.runner import ModuleRunner, StageInputs, Tensors
 
 Watch: TypeAlias = Callable[[Literal["forward", "backward"], ModuleRunner, int, Tensors], None]
-"""Is told what a part has made: sent tensors, or gradients of received ones and of parameters."""
+"""Callback with a part's results: sent tensors, or gradients of received ones and parameters."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class PartlyRecomputed(ModuleRunner):
     """A stage that runs part by part if a micro-batch is recomputed, and as a whole otherwise.
 
     With ``by_block`` all micro-batches are, each part of them right before its own backward.
-    ``call_of`` creates the call of a part in training (``None``: the fastest). ``watch`` is told
+    ``call_of`` creates the call of a part in training (``None``: the fastest). ``watch`` receives
     what every part makes in its forwards and backwards of a micro-batch; then all run apart. All
     other options are those of `ModuleRunner`.
     """
@@ -205,7 +205,7 @@ def detached(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def share_parameters(parts: Sequence[RecomputeRun]) -> bool:
-    """Whether several parts use the same parameter, so that its gradient arrives several times."""
+    """Return whether parts share a parameter, so that its gradient arrives several times."""
     used: set[int] = set()
     for part in parts:
         own = {id(p) for p in part.program.module.parameters() if p.requires_grad}

@@ -32,7 +32,7 @@ class HostState:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Within, parameters are in host memory; at the end the GPU gets their new values."""
+        """Hold parameters in host memory; at the end copy their new values to the GPU."""
         own = [(p, p.data, p.grad) for p in self._parameters]
         rooms = list(zip(own, self._values, self._gradients, strict=True))
         with torch.no_grad():

@@ -199,7 +199,7 @@ class Training:
             self.steppers = [Stepper.of(each, schedule) for each in made]
 
     def in_place(self) -> AbstractContextManager[None]:
-        """Within, the parameters are where the optimizer keeps its state."""
+        """Hold the parameters where the optimizer keeps its state."""
         return self.on_host.in_place() if self.on_host is not None else nullcontext()
 
     @property
@@ -348,7 +348,7 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class StepBegin:
-    """What a rank had before a step: the state of its random numbers, and copies of buffers.
+    """State of a rank before a step: the state of its random numbers, and copies of buffers.
 
     ``step`` is the number of steps before it.
     """
@@ -359,7 +359,7 @@ class StepBegin:
 
     @classmethod
     def of(cls, engine: Engine, step: int, *, copies: bool) -> "StepBegin":
-        """What is kept before a step that may fail; buffers are copied if it may be undone."""
+        """Record the state before a step that may fail; copy buffers if it may be undone."""
         buffers = engine.held.named_buffers() if copies else ()
         return cls(step, engine.random.state, [(buffer, buffer.clone()) for _, buffer in buffers])
 
@@ -435,9 +435,9 @@ def stepped_together(engine: Engine) -> list[list[tuple[str, nn.Parameter]]]:
 
 
 class Steps:
-    """How a pipeline takes steps: when it updates weights, and what is under way between two calls.
+    """The steps of a pipeline: when weights are updated, and what is under way between two calls.
 
-    Under this one the pipeline runs empty, the ranks agree on loss and norms, and then all update
+    Here the pipeline runs empty, the ranks agree on loss and norms, and then all update
     the weights; the other ways are subclasses. Unless ``flushes`` is false, gradients can be
     looked at before they are used.
     """
@@ -475,7 +475,7 @@ class StreamedSteps(Steps, ABC):
 
 @contextmanager
 def timed_step(engine: Engine) -> Iterator[None]:
-    """Within, an optimizer step: its duration is added to the timeline and the rank's numbers."""
+    """Add the duration of an optimizer step to the timeline and the rank's numbers."""
     begun, start = time.perf_counter(), engine.clock.now()
     yield
     if engine.places:

@@ -16,7 +16,7 @@ from penstock.runtime.transport.messages import Message
 from penstock.schedule.action import Action
 
 TransportChoice: TypeAlias = Literal["auto", "shared-memory", "process-groups", "in-process"]
-"""What carries tensors between stages. in-process: one process holds all stages of the plan, for
+"""Transport of tensors between stages. in-process: one process holds all stages of the plan, for
 experiments and under a debugger."""
 
 KINDS = "FBIWR"
@@ -25,7 +25,7 @@ SPIN_S = 2e-3
 SHORT_SPIN_S = 20e-6
 
 ANNOUNCED_AT_ONCE = 48
-"""How many numbers are announced at once; a transport can carry about 60."""
+"""Number of values that are announced at once; a transport can carry about 60."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ def open_transport(
 
 
 def spin_s(world: World) -> float:
-    """How many seconds a wait may spin before it sleeps: few if ranks share too few cores.
+    """Seconds that a wait may spin before it sleeps: few if ranks share too few cores.
 
     The cores of all ranks are counted together: each rank may be bound to its own core.
     """

@@ -24,10 +24,10 @@ from penstock.torch_internals import forward_hooks, pytree
 from penstock.words import size_text
 
 COPIES = 8
-"""How many times what the loss reads must fit into free memory, to be joined and computed with."""
+"""Multiple of what the loss reads that must fit into free memory, to be joined and computed."""
 
 NOISE = 64.0
-"""How much farther a loss may be than rounding of what it reads moves it."""
+"""Multiple of a loss's change by rounding of what it reads that a difference may reach."""
 
 
 class LossCheck:

@@ -164,7 +164,7 @@ def call_weight(
 
 
 def is_number(value: object, *, trained: bool) -> TypeGuard[torch.Tensor]:
-    """Whether ``value`` is a scalar tensor that requires a gradient (``trained``), or does not."""
+    """Return whether ``value`` is a scalar tensor with ``requires_grad`` equal to ``trained``."""
     return isinstance(value, torch.Tensor) and not value.dim() and value.requires_grad == trained
 
 
@@ -214,7 +214,7 @@ def backward_of(part: MeasuredLoss, rows: int, totals: Sequence[float], scale: f
 
 
 def changed_tensors(graph: LayerGraph, module: nn.Module) -> list[torch.Tensor]:
-    """What a forward of the user's module changes: buffers, attributes, and some parameters."""
+    """List what a forward of the user's module changes: buffers, attributes, some parameters."""
     names = names_of(module)
     written = (p for n, p in module.named_parameters() if names[n] in graph.written_parameters)
     places = (place_of(graph.program, place) for _, place in graph.changed_attributes)
@@ -233,7 +233,7 @@ class Values:
 
 @dataclass(frozen=True)
 class Reference:
-    """What the user's module gives on a batch; ``values`` and ``types`` are on rank 0 only.
+    """Results of the user's module on a batch; ``values`` and ``types`` are on rank 0 only.
 
     ``types`` are the element types of the tensors with gradients. ``dropped``: dropout had to be
     switched off. ``skipped`` is the reason if there are no results to compare with. ``name`` says
@@ -359,7 +359,7 @@ def own_tensors(
     *,
     double: bool,
 ) -> Iterator[Mapping[str, torch.Tensor]]:
-    """Within, the module's tensors have ``values`` and no gradients; yields them by first name.
+    """Hold ``values`` without gradients as the module's tensors; yield them by first name.
 
     Parameters stay the same objects, since the user's code may hold them. Those without values (of
     other ranks, or on the meta device) are replaced. In ``double`` all are, since gradients have

@@ -87,7 +87,7 @@ def verify_with(
 
 @contextmanager
 def untouched(engine: Engine) -> Iterator[None]:
-    """Within, the pipeline may run; its buffers, gradients and random states are restored."""
+    """Restore the pipeline's buffers, gradients and random states after runs of it."""
     random = engine.random.state
     gradients = engine.buckets.buckets
     tensors = [*engine.held.changed_by_forward().values(), *(b.flat for b in gradients)]
@@ -208,7 +208,7 @@ def different_lengths(batches: Sequence[Sequence[torch.Tensor]]) -> str:
 
 
 def own_entries(layout: BatchLayout, batches: Sequence[Sequence[torch.Tensor]]) -> str:
-    """Which entry that samples share differs between the batches of a step; empty if none does."""
+    """Describe the shared entry that differs between the batches of a step; empty if none does."""
     for index in sorted(layout.shared):
         if any(not torch.equal(leaves[index][0], batches[0][index][0]) for leaves in batches[1:]):
             return f"each batch of the step has its own {layout.leaves[index].name}"
@@ -226,7 +226,7 @@ def micro_batch_rows(engine: Engine, batches: Sequence[Sequence[Leaf]]) -> list[
 
 
 def mixing_warning(engine: Engine, batches: Sequence[Sequence[Leaf]]) -> str:
-    """What to know of a module that mixes samples, in a line; empty where nothing is lost."""
+    """Warn of a module that mixes samples, in a line; empty where nothing is lost."""
     rows, reason = micro_batch_rows(engine, batches), engine.graph.mixing
     if not reason or len(rows) == 1:
         return ""
@@ -238,7 +238,7 @@ def mixing_warning(engine: Engine, batches: Sequence[Sequence[Leaf]]) -> str:
 
 
 def counter_warning(engine: Engine, batches: Sequence[Sequence[Leaf]]) -> str:
-    """What to know of a number that forward changes, in a line; empty if there is none."""
+    """Warn of a number that forward changes, in a line; empty if there is none."""
     count, counters = len(micro_batch_rows(engine, batches)), engine.graph.recorded.counters
     if not counters or count == 1:
         return ""
@@ -351,13 +351,13 @@ def activation_bytes(engine: Engine, leaves: Sequence[torch.Tensor], rows: int) 
 
 
 RUNS = 16
-"""How often the module runs at most. A ReLU at zero changes sides in about every second run."""
+"""Most runs of the module. A ReLU at zero changes sides in about every second run."""
 
 MOVED_BY = 2.0**-22
 """The relative size of a move: that of a few sums in float32."""
 
 ROOM = 2.0
-"""How much farther than the module's own a tensor may be."""
+"""Multiple of the module's own difference that a tensor's may reach."""
 
 IN_A_SUM = 16.0
 """Roundings of float32, in which sums are taken, that may add up in a gradient that is zero."""

@@ -35,7 +35,7 @@ class WithoutDropout(TorchCalls):
 
 
 def drops(func: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> bool:
-    """Whether a call is dropout in training with a probability above 0."""
+    """Return whether a call is dropout in training with a probability above 0."""
     if func in DROPOUTS:
         # The probability is the first number after the tensor, whatever its name. The flag of
         # training follows it.

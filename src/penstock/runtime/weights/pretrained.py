@@ -45,7 +45,7 @@ SHOWN = 3
 
 
 def sources_of(weights: Weights | Path | str, graph: LayerGraph) -> dict[str, StoredTensor]:
-    """Where to read the tensors of the model, by their first names.
+    """Find the sources of the model's tensors, by their first names.
 
     The directory may contain any name of a tied tensor. It may use names with or without the prefix
     of a base model, and old names that transformers has renamed.
@@ -194,7 +194,7 @@ def own_names(
 
 
 def is_adapted(model: nn.Module) -> bool:
-    """Whether peft has added adapters to a model."""
+    """Return whether peft has added adapters to a model."""
     return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
 
 
@@ -314,7 +314,7 @@ def kind_of(tensor: torch.Tensor) -> str:
 
 
 def fits(name: str, patterns: Iterable[str | re.Pattern[str]]) -> bool:
-    """Whether a name matches a shell pattern or a regular expression."""
+    """Return whether a name matches a shell pattern or a regular expression."""
     return any(
         fnmatchcase(name, pattern) if isinstance(pattern, str) else pattern.search(name)
         for pattern in patterns
