@@ -1,7 +1,7 @@
-"""Turns what a rank was given of a batch into the batch's leaves, and agrees on it with the others.
+"""Conversion of what a rank was given of a batch into its leaves, in agreement with other ranks.
 
 A whole batch is given to every rank, which compare its content after the step. Parts of a batch
-differ from rank to rank. So the ranks compare what they say of them, before anything is computed:
+differ from rank to rank. So the ranks compare their descriptions, before anything is computed:
 then one rank's mistake is refused on all, and nothing has changed.
 """
 
@@ -25,7 +25,7 @@ WHOLE = "{} was given a part of a batch, but needs the whole batch; give it that
 
 
 class BatchReading:
-    """Reads the batches, whole or in part, that an engine's rank is given."""
+    """Reader of the batches, whole or in part, that an engine's rank is given."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -39,7 +39,7 @@ class Closing:
 
 
 Event: TypeAlias = StepMetrics | Evaluation | Saved | Closing
-"""After a step, after an evaluation, after a checkpoint, before closing."""
+"""Event after a step, after an evaluation, after a checkpoint, or before closing."""
 
 Callback: TypeAlias = Callable[[Any, Event], object]
 """``callback(pipe, event)``: its result is ignored, an exception ends the training."""
@@ -86,7 +86,7 @@ def stop_early(
 
     After ``evaluations`` in a row that are not better than the best by more than ``least``,
     `Pipeline.stop` is called. ``by`` is ``"loss"`` or the name of a metric, which is better where
-    it is ``highest`` if that is said. Each call of `Pipeline.evaluate` is an evaluation. A script
+    it is higher if ``highest``. Each call of `Pipeline.evaluate` is an evaluation. A script
     that is started again counts from 0.
     """
     if evaluations < 1:
@@ -157,7 +157,7 @@ class SigtermCallback:
         self._pipe: Any = None
 
     def __call__(self, pipe: Any, event: Event) -> None:
-        """Called after each step."""
+        """Save and exit after a step if any rank has received SIGTERM."""
         if not isinstance(event, StepMetrics):
             return
         if self._pipe is None:

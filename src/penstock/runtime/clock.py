@@ -1,4 +1,4 @@
-"""Records what happens when on this rank, and gathers the records of all ranks as one timeline."""
+"""Record what happens when on this rank, and gather the records of all ranks as one timeline."""
 
 import time
 from collections import deque

@@ -1,4 +1,4 @@
-"""Measures the most bytes that a rank's tensors took while a step runs.
+"""Measure the most bytes that a rank's tensors took while a step runs.
 
 It counts exactly what torch's allocators hand out: on a GPU by their statistics, on the CPU by the
 profiler, which sees each allocation and each release. The resident memory of the process is less

@@ -174,7 +174,7 @@ class Totals:
 
 
 PAUSE, END = 1, 2
-"""Why the ranks stop: to go on later, or because the training is over."""
+"""Reasons why the ranks stop: to continue later, or because the training is over."""
 
 COUNT = len(fields(RankTotals))
 

@@ -313,7 +313,7 @@ class Pipeline:
         self._callbacks.extend(callbacks)
 
     def print_with(self, say: Callable[[str], None]) -> None:
-        """Have rank 0 give the lines about verification to ``say``, not to standard error."""
+        """Have rank 0 pass the lines about verification to ``say``, not to standard error."""
         self._verified.say = say
 
     @property
@@ -363,7 +363,7 @@ class Pipeline:
 
         Several batches make one step, as if they were one large batch. They go through the pipeline
         one after another, so they need no more memory, and their gradients are accumulated. Each
-        rank may give a `BatchPart` with what it reads (`needs`), in place of the whole batch.
+        rank may give a `BatchPart` with what it reads (`needs`), instead of the whole batch.
 
         Raises:
             BadInput: a batch is unlike the example or differs between ranks, or a part lacks what
@@ -684,7 +684,7 @@ class Pipeline:
         return self.steps
 
     def _keep_plan(self, plan: Plan) -> None:
-        """Go on by the plan of a checkpoint, whose state is loaded next."""
+        """Continue by the plan of a checkpoint, whose state is loaded next."""
         ends = [each.stages[-1].layers.stop for each in (plan, self._plan)]
         measured = self._constraints is not None and self._constraints.remeasure
         if measured or plan == self._plan or ends[0] != ends[1]:
@@ -824,7 +824,7 @@ class Pipeline:
     def _drain(self, needs_one_model: str = "") -> None:
         """Finish the micro-batches in flight, if any; all ranks must call this.
 
-        What is named needs weights that all pipelines share, where several train alone.
+        ``needs_one_model`` names an operation that is invalid while pipelines have diverged.
         """
         if needs_one_model and self._training.meetings is not None:
             self._training.meetings.check_met(needs_one_model)

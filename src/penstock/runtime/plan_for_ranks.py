@@ -13,7 +13,7 @@ from penstock.runtime.processes.world import World, join_world
 NAME = "rank 0's plan"
 
 MakePlan = Callable[[int], Plan]
-"""Makes a plan for a number of ranks."""
+"""Function that makes a plan for a number of ranks."""
 
 
 def plan_for_ranks(make: MakePlan, directory: Path | str) -> Plan:

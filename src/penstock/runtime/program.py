@@ -41,7 +41,7 @@ from penstock.schedule.shape import PipelineShape
 from penstock.timeline.timeline import EventKind
 
 SIZES_KEPT = 256
-"""For how many of the most recently used sizes programs are kept."""
+"""Number of the most recently used sizes whose programs are cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +99,8 @@ class Program:
     """A schedule, lowered for one rank, batches of one size, and training or evaluation.
 
     ``steps`` are the rank's actions in order, ``messages`` those that it sends and receives, and
-    ``channels`` carry them. ``parts`` say what each of its stages does. ``cut`` is the same on all
-    ranks. One that ``begins`` opens the channels; others go on with what is under way.
+    ``channels`` carry them. ``parts`` are those of its stages. ``cut`` is the same on all
+    ranks. One that ``begins`` opens the channels; others continue with what is under way.
     """
 
     cut: BatchCut
@@ -262,7 +262,7 @@ def rows_at(place: Place, micro_batch: int, cut: BatchCut, shape: PipelineShape)
 def execute(steps: Iterable[PreparedAction], channels: PipelineChannels, clock: StepClock) -> None:
     """Run ``steps`` one after another; gradients accumulate in place.
 
-    The loop knows no schedule by name: it only follows the actions. ``receive`` returns what the
+    The loop uses no schedule by name: it only follows the actions. ``receive`` returns what the
     producers of an action sent. ``send`` returns at once. Compute is timed separately from waiting.
     Each step is requested only when the previous one is done. At its end the loop waits until
     everything is sent.
@@ -294,7 +294,7 @@ def located(cause: Exception, where: str) -> RunFailed:
 def tried(runner: ModuleRunner, step: PreparedAction, rank: int) -> Work:
     """A forward in evaluation. The runner keeps what it raises, and sends zeros from then on.
 
-    So all messages arrive, and the pipeline can go on. Where ranks gather parameters in it, they
+    So all messages arrive, and the pipeline can continue. Where ranks gather parameters in it, they
     would wait for one another.
     """
 

@@ -1,4 +1,4 @@
-"""Compares the copies of each weight that several ranks hold, to notice silent data corruption.
+"""Compare the copies of each weight that several ranks hold, to notice silent data corruption.
 
 Replicas of a stage take equal steps with equal gradients, so their weights are equal to the bit. So
 are the copies of tied parameters, and of stages that a mirrored schedule holds twice. A bit that

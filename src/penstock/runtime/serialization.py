@@ -21,7 +21,7 @@ REFUSED_CLASS = re.compile(r"GLOBAL (\S+) was not an allowed")
 
 
 def to_bytes(value: object, name: str) -> memoryview:
-    """The bytes of a value; ``name`` says what it is in error messages."""
+    """The bytes of a value; ``name`` is its name in error messages."""
     if type(value) in SCALARS:
         return memoryview(bytearray(json.dumps(value).encode()))
     archive = io.BytesIO()

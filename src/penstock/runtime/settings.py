@@ -24,13 +24,13 @@ from penstock.runtime.transport.transport import TransportChoice
 from penstock.runtime.user_metrics import Metric, check_metrics
 
 MakeOptimizer: TypeAlias = Callable[[Any], Optimizer]
-"""Makes the optimizer of a list of parameters; of pairs with their names, if its argument is called
-``named``.
+"""Factory of the optimizer of a list of parameters; of pairs with their names, if its argument is
+called ``named``.
 """
 MakeSchedule: TypeAlias = Callable[[Optimizer], LRScheduler | None]
 
 Verification: TypeAlias = Literal["first-step", "off"]
-"""When training is compared with the whole model."""
+"""Time of the comparison of training with the whole model."""
 
 Follows: TypeAlias = Literal["loss", "evaluation"]
 """The metric that a schedule such as ReduceLROnPlateau follows."""
@@ -130,7 +130,7 @@ class Safety:
     ``compare_replicas_every`` steps. 0 is never.
 
     With ``check_loss`` the loss of steps 1, 2, 4, 8 and so on, and of the first step of each kind
-    of batch, is compared with the user's own loss code: it runs once more, without gradients, on
+    of batch, is compared with the user's own loss code: it runs again, without gradients, on
     what the modules gave for the whole step. A step that differs is not taken.
 
     ``transport`` carries activations: ``"auto"`` is ``"shared-memory"`` between CPU ranks

@@ -12,12 +12,12 @@ from penstock.errors import BadInput
 from penstock.plan.problem import MEMORY_RESERVE, AskedRecompute, ShardingChoice, StateChoice
 
 Quantise: TypeAlias = Callable[[str, Any], Any]
-"""Makes a quantised weight of a name in the model, and the weight."""
+"""Function that makes a quantised weight of a name in the model, and the weight."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossScaling(Table):
-    """Changes of the loss's scale.
+    """Growth and backoff of the loss scale.
 
     It starts at ``initial``, is multiplied by ``growth`` after ``growth_interval`` steps without an
     overflow and by ``backoff`` at every overflow. A run whose gradients overflow at ``smallest``

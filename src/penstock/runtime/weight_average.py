@@ -43,7 +43,7 @@ class ExponentialAverage:
 
     @torch.no_grad()
     def __call__(self, pipe: Any, event: object) -> None:
-        """Called after each step."""
+        """Update the average after a step that is taken."""
         if not isinstance(event, StepMetrics) or event.skipped:
             return
         averages = pipe._training.averages

@@ -72,7 +72,7 @@ class RunningBatch:
 
 
 class AsynchronousSteps(StreamedSteps):
-    """Trains this rank's stages batch after batch, with the weight updates of the schedule.
+    """Training of this rank's stages batch after batch, with the weight updates of the schedule.
 
     ``measure_every``: measure the error of predicted weights every that many updates (0: never).
     """

@@ -183,10 +183,10 @@ class WeightVersions:
         return self.leaves_of_forward(micro_batch)
 
     def release(self, micro_batch: int) -> None:
-        """Called when the backward of ``micro_batch`` has ended."""
+        """Release what ``micro_batch`` needed, when its backward has ended."""
 
     def before_update(self) -> None:
-        """Called before the parameters change in place."""
+        """Prepare for an update, before the parameters change in place."""
 
 
 class KeptVersions(WeightVersions):

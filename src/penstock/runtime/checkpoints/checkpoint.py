@@ -35,7 +35,7 @@ SCHEMA = 2
 LOOK_EVERY_S = 0.05
 
 ABANDONED = "abandoned-"
-"""Begins the name of a checkpoint of a later step than the one that was loaded and went on."""
+"""Prefix of the name of a checkpoint of a later step than the one from which a run continued."""
 
 
 class Ignoring(Entry):
@@ -201,7 +201,7 @@ class CheckpointTarget:
 
 
 class CheckpointWriter:
-    """Writes one checkpoint at a time; all ranks of ``world`` must make the same calls."""
+    """Writer of one checkpoint at a time; all ranks of ``world`` must make the same calls."""
 
     def __init__(self, world: World) -> None:
         self._world = world

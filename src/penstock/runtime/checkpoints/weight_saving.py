@@ -1,4 +1,4 @@
-"""Writes weights in the layout of Hugging Face, and adapters in that of peft.
+"""Write weights in the layout of Hugging Face, and adapters in that of peft.
 
 Of weights, each rank writes the tensors that it owns. Adapters are small: rank 0 writes them.
 """

@@ -152,7 +152,7 @@ class RankOutputs:
         self._found: dict[tuple[int, int], torch.Tensor] = {}
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all outputs."""
         self._found.clear()
 
     def take(

@@ -1,4 +1,4 @@
-"""Starts the server that workers of this process are forked from, without importing torch here.
+"""Start the server that workers of this process are forked from, without importing torch here.
 
 The server imports torch once for all launches, since each import takes seconds. A command that will
 launch workers starts it first, and imports torch itself meanwhile. The server imports this module

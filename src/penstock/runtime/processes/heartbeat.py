@@ -50,7 +50,7 @@ BUILT, OWN_CODE = "has built its stages", "runs its own code"
 """The phases before the first call of a pipeline, and between two calls."""
 
 EXCHANGE = "exchange"
-"""Begins the name of a meeting that a rank enters only when it has sent and received all before."""
+"""Prefix of the name of a meeting that a rank enters only after all sends and receives before."""
 
 CUT = "the link to the host of the run's store is cut"
 """The reason why the positions of the ranks cannot be read."""
@@ -122,7 +122,7 @@ def circle(positions: Positions) -> tuple[int, ...]:
 
 
 def chain(rank: int, positions: Positions, silent_s: Mapping[int, float]) -> str:
-    """Why ``rank`` waits, from rank to rank up to the one that keeps all waiting.
+    """The reason why ``rank`` waits, from rank to rank up to the one that keeps all waiting.
 
     ``silent_s`` are the ranks that do not answer, and for how long.
     """
@@ -135,7 +135,7 @@ def chain(rank: int, positions: Positions, silent_s: Mapping[int, float]) -> str
             links.append(f"rank {peers[0]}: none of them can go on")
             break
         if peer is None:
-            # It waits in a collective operation, which does not say for whom.
+            # It waits in a collective operation, which does not show for whom.
             peer = max(silent_s, key=lambda silent: silent_s[silent], default=None)
             if peer is None or peer in seen:
                 break
@@ -172,7 +172,7 @@ def say_and_end(failure: RunFailed) -> None:
 class Heartbeat:
     """State that this process publishes. The runtime sets ``phase``, ``action`` and ``wait``.
 
-    ``acts``: the phase consists of actions. ``limit_s`` is the seconds a rank may give no answer.
+    ``acts``: the phase consists of actions. ``limit_s``: seconds a rank may give no answer.
     One that has not joined yet may take ``joins_within_s``, if that is more. ``give_up`` ends this
     process when its data do not come.
     """
@@ -269,7 +269,7 @@ class Heartbeat:
         return Position(self._beat, self.phase, action, what(), peer, meeting, since_s, waited_s)
 
     def check(self) -> None:
-        """Called again and again by a rank that waits."""
+        """Raise if a rank does not answer, or two wait for each other; called while waiting."""
         now_s = time.perf_counter()
         if self.wait is None or now_s - max(self.wait.since_s, self._looked_s) < LOOK_EVERY_S:
             return
@@ -290,7 +290,7 @@ class Heartbeat:
             )
 
     def stalled(self, text: str) -> Stalled:
-        """The error with ``text``, which says what this rank waited for, and why it did not come.
+        """The error with ``text``, which names what this rank waited for, and why it did not come.
 
         What it waited for is still set.
         """
@@ -375,7 +375,7 @@ def link_is_cut(failure: BaseException) -> bool:
 
 
 def doing(what: str, *, acts: bool = False) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Makes a method or function the phase ``what`` while it runs; see `Heartbeat`."""
+    """Make a method or function the phase ``what`` while it runs; see `Heartbeat`."""
 
     def decorate(method: Callable[P, R]) -> Callable[P, R]:
         @wraps(method)

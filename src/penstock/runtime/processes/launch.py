@@ -1,4 +1,4 @@
-"""Starts and stops worker processes on this machine, and reports one message if one fails.
+"""Start and stop worker processes on this machine, and report one message if one fails.
 
 Workers have torchrun's environment variables, so a function written for torchrun runs here
 unchanged. On Linux they are forked from a server that has imported torch once for all launches of
@@ -62,7 +62,7 @@ GRACE_S = 1.5
 """Seconds that the other workers have to end by themselves when one has failed."""
 
 GRACE_AFTER_A_KILL_S = 0.1
-"""The same when one was killed: then they have nothing to say, and a run may wait to go on."""
+"""The same when one was killed: then they have nothing to report, and a run may wait to resume."""
 
 LOOK_EVERY_S = 5.0
 """Seconds between two checks of whether a worker is stopped."""
@@ -468,7 +468,7 @@ def failure_told(failure: BaseException, rank: int, log_directory: Path) -> Base
 
 
 def long_slices_if_crowded() -> None:
-    """If this host has more ranks than cores, let each compute longer without a change (Linux).
+    """Lengthen the time slices of this process if its host has more ranks than cores (Linux).
 
     Otherwise a worker that becomes ready interrupts one that computes, which evicts caches and
     costs some percent of the time.
@@ -494,7 +494,7 @@ def die_with_launcher() -> None:
 
 
 class OwnOutput:
-    """Makes the output of the process that unpickles it that of the process that has pickled it.
+    """Output of the process that has pickled it, for the process that unpickles it.
 
     A fork's output is that of the server, which may have been started before this process
     redirected its own.
@@ -515,7 +515,7 @@ def take_output(*streams: tuple[int, Any]) -> None:
 SHARED_MEMORY = "/dev/shm"
 
 ENOUGH_BYTES = 1 << 30
-"""With so much free, shared memory is not the disk that is full."""
+"""Free bytes with which shared memory is not the disk that is full."""
 
 
 def shortage_words(cause: BaseException) -> str:

@@ -39,7 +39,7 @@ class StoreLost(RunFailed, RuntimeError):
 
 
 class RunStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
-    """A store that says in a line when it is lost, and waits only as long as ranks answer.
+    """A store that reports in a line when it is lost, and waits only as long as ranks answer.
 
     ``prefix`` is put in front of every key.
     """
@@ -98,7 +98,7 @@ class RunStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
 def joining() -> Generator[Callable[[], float]]:
     """Publish that this rank waits for others to join, as long as they answer.
 
-    The function pauses between two looks at the store, and says for how many seconds the rank has
+    The function pauses between two looks at the store, and returns the seconds that the rank has
     waited. A pause is a twentieth of that: a value is found a little late, and a long wait costs
     little.
     """

@@ -39,7 +39,7 @@ T = TypeVar("T")
 NAME = "a message between ranks"
 
 PADDED_BYTES = 1 << 20
-"""Values up to so long are exchanged at once, padded to the longest; longer ones in turn."""
+"""Most bytes of values that are exchanged at once, padded to the longest; longer ones in turn."""
 
 SLOWEST_BYTES_PER_S = 10e6
 """A large transfer may take as long as at this rate."""
@@ -53,13 +53,13 @@ Groups: TypeAlias = Mapping[tuple[int, ...], dist.ProcessGroup]
 """Process groups by their ranks."""
 
 DEFAULT_GROUPS = count()
-"""Numbers the default groups created here, equally on every rank."""
+"""Numbers of the default groups created here, equal on every rank."""
 
 USERS: Counter[dist.ProcessGroup] = Counter()
 """Number of worlds that use a default group of `join_world`; the last destroys it."""
 
 NCCL_SETTINGS = {
-    # A rank that fails aborts its groups and says why; torch would end the process instead.
+    # A rank that fails aborts its groups and reports why; torch would end the process instead.
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     # Silence the warning: serialised P2P on one communicator is intended.
     "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "0",
@@ -312,7 +312,7 @@ class World:
             let_go(self._destroyed())
 
     def _destroyed(self) -> list[dist.ProcessGroup]:
-        """All groups, of which torch knows no more."""
+        """Remove all groups from torch, and return them."""
         found = [*self.groups]
         for group in found:
             self._destroy(group, dist.destroy_process_group)

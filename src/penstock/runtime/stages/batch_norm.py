@@ -20,7 +20,7 @@ from penstock.torch_internals import BatchNorm
 
 
 class SynchronisedBatchNorm(TorchCalls):
-    """While active, batch normalisation in training uses statistics of all replicas.
+    """Batch normalisation in training by statistics of all replicas, while active.
 
     This rank is number ``replica`` of ``ranks``, whose group is in ``groups`` until it ends. With
     ``counting`` false this rank's rows are borrowed: it takes part but does not contribute.

@@ -45,7 +45,7 @@ DYNAMO = compiler()
 """Imported here, so that workers have it from the server that forks them: optimizers import it."""
 
 OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"fallback_random": True}
-"""With this, dropout draws the same numbers as without compilation."""
+"""Compiler options with which dropout draws the same numbers as without compilation."""
 
 COMPILERS = ("g++", "c++", "clang++")
 
@@ -153,7 +153,7 @@ class CompiledCall(StageCall):
         return self._plain.others()
 
     def tell(self, context: RunContext) -> None:
-        """Say which run the next one is."""
+        """Receive the context of the next run."""
         self._plain.tell(context)
 
     def prepare(
@@ -275,7 +275,7 @@ def watched(part: nn.Module, refused: set[int]) -> Callable[..., Any]:
 
 
 class StageCompiler:
-    """Creates the compiled stages of a rank, and compiles them all before the first step.
+    """Compiler of a rank's stages, which compiles them all before the first step.
 
     ``graphs`` is the number of graphs that torch has compiled for them; equal modules share one.
     """

@@ -210,7 +210,7 @@ class ParallelizedShards(Shards):
 
 
 class ParallelizedCall(ProgramCall):
-    """Calls a stage of which this rank holds shards; all results are plain and whole.
+    """Call of a stage of which this rank holds shards; all results are plain and whole.
 
     Weights that are DTensors get their gradients in the first half of a backward.
     """

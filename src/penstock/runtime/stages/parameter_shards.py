@@ -109,7 +109,7 @@ class Unit:
         self._memory.untyped_storage().resize_(0)
 
     def begin(self) -> None:
-        """Let the values come, which the next `gather` awaits."""
+        """Start the all-gather of the values, which the next `gather` awaits."""
         if self.is_whole or self._coming is not None:
             return
         for member in self.members:  # the user's loop may have put it elsewhere, by p.data = x
@@ -204,13 +204,13 @@ def padded(gradient: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
 
 
 class GatheredCall(StageCall):
-    """Calls a stage, or a part of one, whose units are gathered when they are needed.
+    """Call of a stage, or a part of one, whose units are gathered when they are needed.
 
     ``hooked`` are units by the module around whose call they are gathered. The others that the part
     reads, ``around``, are gathered for a whole pass. With ``stays`` a replay leaves them gathered
     for the backward that follows it.
 
-    ``earlier`` and ``later`` are the calls of the parts beside this one, if a stage's parts always
+    ``earlier`` and ``later`` are the calls of the parts next to this one, if a stage's parts always
     run one after another, and again before their backwards.
     """
 
@@ -242,7 +242,7 @@ class GatheredCall(StageCall):
         return [*self.around, *(unit for own in self.hooked.values() for unit in own)]
 
     def tell(self, context: RunContext) -> None:
-        """Say which run the next one is."""
+        """Receive the context of the next run."""
         self.is_kept = self._stays and context.replay
         self._call.tell(context)
 
@@ -256,7 +256,7 @@ class GatheredCall(StageCall):
         inputs: Sequence[torch.Tensor],
         deferred: DeferredGradients | None = None,
     ) -> Any:
-        """Run the part; the outputs' gradients will gather what is not gathered by a module's."""
+        """Run the part. Units without a backward hook are gathered at the outputs' gradients."""
         stays = False
         for unit in self.around:
             unit.gather()
@@ -295,7 +295,7 @@ class GatheredCall(StageCall):
             self._begin_before(place)
 
     def begin_after(self, path: str) -> None:
-        """Let the units come that are needed after those of a module; of the first after ``""``."""
+        """Prefetch the units that are needed after those of a module; the first after ``""``."""
         if path and path not in self._order:
             self._order.append(path)
         later = self._order[self._order.index(path) + 1 :] if path else self._order
@@ -305,14 +305,14 @@ class GatheredCall(StageCall):
             self.later.begin()
 
     def _begin_before(self, place: int) -> None:
-        """Let the units come that a backward needs after those of a place in the order."""
+        """Prefetch the units that a backward needs after those of a place in the order."""
         if place:
             self._begin(self._order[place - 1])
         elif self.earlier is not None:
             self.earlier.begin()
 
     def begin(self) -> None:
-        """Let the units come with which a forward of this part begins."""
+        """Prefetch the units with which a forward of this part begins."""
         for unit in self.around:
             unit.begin()
         if self._order:

@@ -26,7 +26,7 @@ Watch: TypeAlias = Callable[[Literal["forward", "backward"], ModuleRunner, int, 
 
 @dataclass(frozen=True)
 class RecomputeRun:
-    """A layer of a stage, or several together that cannot run apart.
+    """A layer of a stage, or several together that cannot run separately.
 
     ``leaves`` are the indexes, among the stage's leaves of the batch, of those that it reads.
     """
@@ -53,7 +53,7 @@ def recompute_run(
 def single_layers(
     graph: LayerGraph, stage: Stage, program: StageProgram
 ) -> tuple[RecomputeRun, ...]:
-    """The layers of a stage one by one, or several together that cannot run apart."""
+    """The layers of a stage one by one, or several together that cannot run separately."""
     parts: list[RecomputeRun] = []
     start, again = stage.layers.start, stage.recompute or stage.by_block
     for stop in range(start + 1, stage.layers.stop + 1):
@@ -72,7 +72,7 @@ class PartlyRecomputed(ModuleRunner):
 
     With ``by_block`` all micro-batches are, each part of them right before its own backward.
     ``call_of`` creates the call of a part in training (``None``: the fastest). ``watch`` receives
-    what every part makes in its forwards and backwards of a micro-batch; then all run apart. All
+    what every part makes in its forwards and backwards of a micro-batch; then each runs alone. All
     other options are those of `ModuleRunner`.
     """
 

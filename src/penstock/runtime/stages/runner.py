@@ -1,4 +1,4 @@
-"""Runs one stage on this rank's rows: forward, backward, its two halves, recompute."""
+"""Run one stage on this rank's rows: forward, backward, its two halves, recompute."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,7 +23,7 @@ Tensors: TypeAlias = Sequence[torch.Tensor | None]
 
 
 Work: TypeAlias = Callable[[int, Tensors], Tensors]
-"""Runs an action of a micro-batch: takes what was received, returns what to send."""
+"""Function of an action of a micro-batch: takes what was received, returns what to send."""
 
 
 class StageRunner(Protocol):
@@ -64,7 +64,7 @@ class StageInputs:
 
 
 TakeOutputs: TypeAlias = Callable[[int, Mapping[int, torch.Tensor], torch.Tensor | None], None]
-"""Takes a micro-batch, the model's outputs of it by number, and the weight of its loss, if any."""
+"""Callback with a micro-batch, its outputs by number, and the weight of its loss, if any."""
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ class Kept:
 
 
 class ModuleRunner:
-    """Runs a stage of a captured model with autograd.
+    """Runner of a stage of a captured model with autograd.
 
     ``synchronised``: the stage computes statistics together with its other replicas, or divides its
     parameters among them, so a replica without rows must take part too. It runs one borrowed row

@@ -25,11 +25,11 @@ from penstock.runtime.stages.runner import (
 )
 
 MakeNetwork: TypeAlias = Callable[[StageProgram], ModuleRunner]
-"""Makes the runner of a stage's layers without the loss."""
+"""Factory of the runner of a stage's layers without the loss."""
 
 
 class EndOfPipeline(ModuleRunner):
-    """Runs a last stage with such a loss; ``network`` makes the runner of its other layers.
+    """Runner of a last stage with such a loss; ``network`` makes the runner of its other layers.
 
     ``add_up`` sums a tensor over the stage's replicas in place. All other arguments are those of
     `ModuleRunner`.

@@ -63,7 +63,7 @@ def inspect_step(
 
 
 class LayersInspected:
-    """Looks at what every layer of this rank makes; ``first`` is what is nearest to the cause."""
+    """Inspection of what every layer of this rank makes; ``first`` is nearest to the cause."""
 
     def __init__(self, engine: Engine) -> None:
         self.first: Found | None = None

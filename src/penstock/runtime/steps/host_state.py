@@ -18,7 +18,7 @@ from penstock.words import counted, size_text
 
 
 class HostState:
-    """Lets an optimizer find those of ``parameters`` that are on a GPU in host memory.
+    """Copies in host memory of those ``parameters`` that are on a GPU, for an optimizer.
 
     Within `in_place` a parameter and its gradient are copies there, and so is what the optimizer
     makes like them. Values are copied from the device every time, because checkpoints, averages

@@ -86,7 +86,7 @@ class Meetings:
 
     @torch.no_grad()
     def go_on_from_here(self) -> None:
-        """Let the weights be those of the last meeting: the user's loop has changed them."""
+        """Set the last meeting's weights to the present ones: the user's loop has changed them."""
         for name, last in self.last_met.items():
             last.copy_(self._trained[name])
 

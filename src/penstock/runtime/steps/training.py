@@ -1,8 +1,7 @@
-"""Steps on one rank, and what they update: optimizer, learning-rate schedule and loss scale.
+"""Steps on one rank, and the state that they update: optimizer, learning-rate schedule, loss scale.
 
-The training state of a rank by the model's names, so that any plan can load it.
-
-Tensors are called ``model.<parameter or buffer>``, ``optimizer.<parameter>.<key>`` and
+The state is stored by the model's names, so that any plan can load it. Tensors are called
+``model.<parameter or buffer>``, ``optimizer.<parameter>.<key>`` and
 ``random.<rank>``. The rest is JSON: the settings of the optimizer's groups with the names of their
 parameters, the learning-rate schedule, the number of steps.
 """
@@ -34,7 +33,7 @@ from penstock.torch_internals import gradient_hooks
 from penstock.words import counted
 
 if TYPE_CHECKING:
-    # These register at a seam here, which is to know nothing of them.
+    # Types only: training must not import these.
     from penstock.runtime.asynchronous.weight_versions import WeightVersions
     from penstock.runtime.steps.host_state import HostState
     from penstock.runtime.steps.meeting import Meetings
@@ -60,7 +59,7 @@ class Updated:
 def check_steps(stepped: Optimizer | LRScheduler, *given: float) -> None:
     """Raise `BadInput` for an optimizer or schedule whose ``step`` needs other arguments."""
     try:
-        # A schedule puts a function of its own in place of the optimizer's bound method.
+        # A schedule replaces the optimizer's bound method with a function of its own.
         signature(type(stepped).step).bind(stepped, *given)
     except TypeError as problem:
         kind = type(stepped).__name__
@@ -449,7 +448,7 @@ class Steps:
 
     @property
     def copies(self) -> Iterable[torch.Tensor]:
-        """The tensors that are kept between steps beside the state of the training."""
+        """The tensors that are kept between steps besides the state of the training."""
         return ()
 
     @property

@@ -248,7 +248,7 @@ class GroupTransport:
             under_way.clear()
 
     def _post_ahead(self) -> None:
-        """With Gloo, post receives as far ahead as the limits allow."""
+        """Post receives as far ahead as the limits allow (Gloo)."""
         while self._planned and self._by_gloo:
             message = self._planned[0]
             assert isinstance(message, Message)
@@ -288,7 +288,7 @@ class GroupTransport:
         self._posted[peer].append(Posted(message, buffer, work))
 
     def _as_sent(self, buffer: torch.Tensor) -> torch.Tensor:
-        """A buffer as the backend takes it: NCCL knows fewer types than torch, but bytes."""
+        """A buffer as the backend takes it: NCCL has fewer types than torch, but bytes."""
         return buffer if self._by_gloo else as_bytes(buffer)
 
     def _group_of(self, message: Message) -> dist.ProcessGroup:

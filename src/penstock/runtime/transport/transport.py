@@ -42,7 +42,7 @@ class Inlet:
 
 
 class Transport(Protocol):
-    """Sends messages reliably; the messages from one rank to another arrive in order.
+    """Reliable transport of messages; those from one rank to another arrive in order.
 
     Both ends know every message beforehand, so messages contain no shapes.
     """
@@ -160,7 +160,7 @@ def open_transport(
             f"transport 'in-process' holds all stages in one process, and {world.size} run; start "
             f"the script without torchrun, or leave transport out"
         )
-    # Imported here, so that nothing else knows the transports.
+    # Imported here, so that nothing else depends on the transports.
     from penstock.runtime.transport.process_groups import GroupTransport
 
     by_gloo = world.backend == "gloo"

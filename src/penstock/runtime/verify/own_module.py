@@ -1,10 +1,10 @@
-"""Runs the user's own module directly; a pipeline must give the same results.
+"""Run the user's own module, whose results a pipeline must give, and find the means in its loss.
 
 Nothing that capture made takes part: hooks, custom backwards and all else in the module act as in
 the user's own script. The module's tensors get the pipeline's values while it runs. Afterwards
 tensors, gradients, attributes and random states are restored.
 
-Finds the means that a user's loss is made of, with their numbers of terms, while it runs.
+While it runs, the means that its loss is made of are found, with their numbers of terms:
 
     loss = cross_entropy(a, words) + 0.1 * cross_entropy(b, next)        two means
     loss = (errors * mask).sum() / mask.sum()                            one mean
@@ -84,7 +84,7 @@ class MeasuredLoss:
 
 
 class LossTerms(TorchCalls):
-    """While active, records means whose terms can be counted."""
+    """Record of means whose terms can be counted, while active."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -318,7 +318,7 @@ def run_own_module(
 
 
 class TrainedTypes(TorchCalls):
-    """While active, collects the element types of results that require gradients."""
+    """Element types of results that require gradients, while active."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -436,7 +436,7 @@ def norm_of(gradients: Mapping[str, torch.Tensor]) -> float:
 
 
 class RandomCalls(TorchCalls):
-    """While active, finds the first function that changes the state of a generator; slow."""
+    """Search for the first function that changes the state of a generator, while active; slow."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()

@@ -1,11 +1,11 @@
-"""Compares a pipeline with the user's own module: loss, gradients, buffers.
+"""Compare a pipeline with the user's own module: loss, gradients, buffers.
 
     rank 0    gathers the values, runs the user's module ----+
     all ranks run the batch through the pipeline            compare
     rank 0    gathers its gradients and buffers -------------+
 
 Dropout is off in both. Without dropout a training step itself can be compared, before its optimizer
-changes the weights. Where something differs in low precision, the module runs once more in float64:
+changes the weights. Where something differs in low precision, the module runs again in float64:
 the limit then follows from how much rounding moves its own results (`second_look`).
 
 A sum in another order moves a number by its last place. Where a ReLU's input is that close to zero,
@@ -100,7 +100,7 @@ def untouched(engine: Engine) -> Iterator[None]:
 
 
 def obstacle(engine: Engine, batches: Sequence[Sequence[torch.Tensor]]) -> str:
-    """Why the user's module cannot run on the batches, or empty; all ranks must call this."""
+    """The reason why the module cannot run on the batches, or empty; all ranks must call this."""
     return different_lengths(batches) or memory_for_reference(engine, batches)
 
 
@@ -177,7 +177,7 @@ def reference_of(
 
 
 def not_finite(found: Reference, mixing: str) -> str:
-    """Why numbers of the user's module that are not finite cannot be compared; empty if they can.
+    """The reason why numbers that are not finite cannot be compared; empty if they can.
 
     ``mixing`` is the reason if it ran micro-batch by micro-batch.
     """
@@ -195,7 +195,7 @@ def not_finite(found: Reference, mixing: str) -> str:
 
 
 def different_lengths(batches: Sequence[Sequence[torch.Tensor]]) -> str:
-    """Why batches of one step cannot be joined; empty if they can. The same on all ranks."""
+    """The reason why batches of one step cannot be joined; empty if none. Equal on all ranks."""
     for number, parts in enumerate(zip(*batches, strict=True)):
         shapes = list(dict.fromkeys(tuple(leaf.shape[1:]) for leaf in parts))
         if len(shapes) > 1:
@@ -296,7 +296,7 @@ def compared(
 def memory_for_reference(
     engine: Engine, batches: Sequence[Sequence[torch.Tensor]], *, double: bool = False
 ) -> str:
-    """Why no micro-batch fits on rank 0; empty if one may. All ranks must call this."""
+    """The reason why no micro-batch fits on rank 0; empty if one may. All ranks must call this."""
     why = ""
     if engine.world.rank == 0:
         most = max(map(len, micro_batch_rows(engine, batches)))
@@ -311,7 +311,7 @@ def samples_of(batches: Sequence[Sequence[torch.Tensor]]) -> int:
 def lacking(
     engine: Engine, batches: Sequence[Sequence[torch.Tensor]], rows: int, *, double: bool = False
 ) -> str:
-    """Why the reference does not fit on this rank, ``rows`` rows at once; empty if it may.
+    """The reason why the reference does not fit here, ``rows`` rows at once; empty if it may.
 
     The estimate is a lower bound: operators inside a layer may keep more than their results. A
     ``double`` reference is in float64, taken to be twice as large.
@@ -363,7 +363,7 @@ IN_A_SUM = 16.0
 """Roundings of float32, in which sums are taken, that may add up in a gradient that is zero."""
 
 MOST = 4.0
-"""No tensor may be farther than this multiple of the usual limit."""
+"""Multiple of the usual limit beyond which no tensor may be."""
 
 
 def second_look(

@@ -1,4 +1,4 @@
-"""Reads initial weights in Hugging Face's layout, after matching them with the model's tensors.
+"""Read initial weights in Hugging Face's layout, after matching them with the model's tensors.
 
 A directory contains either ``model.safetensors``, or ``model-00001-of-0000N.safetensors`` and an
 index with the file of each tensor. ``config.json`` describes the model.
@@ -38,7 +38,7 @@ from penstock.torch_internals import unsaved_buffers
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 LOSS_FILE = "loss.safetensors"
-"""The weights of a loss that is a module, beside those of the model, which load by themselves."""
+"""The weights of a loss that is a module, next to those of the model, which load by themselves."""
 
 SHOWN = 3
 """The number of names that a message lists."""

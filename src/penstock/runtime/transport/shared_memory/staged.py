@@ -39,7 +39,7 @@ LEAVE_S = 5.0
 
 
 class Copy(NamedTuple):
-    """A copy under way; ``publish`` says that it is over. It uses ``tensor`` until then."""
+    """A copy under way; ``publish`` reports its end. It uses ``tensor`` until then."""
 
     mark: Mark
     publish: Callable[[], None]

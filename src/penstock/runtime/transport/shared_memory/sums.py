@@ -1,4 +1,4 @@
-"""Sums gradients of one host's ranks in shared memory.
+"""Sum gradients of one host's ranks in shared memory.
 
 Every rank keeps the gradients that it shares in memory that its peers also map, so a sum sends
 nothing. Each holder sums one part of a bucket from all holders' memory, and then copies the parts
