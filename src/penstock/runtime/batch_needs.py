@@ -1,4 +1,4 @@
-"""What a rank reads of every batch: which tensors, and which rows of them.
+"""The tensors, and the rows of them, that a rank reads of every batch.
 
     stage 0 (ranks 0, 1)      stage 1 (rank 2)      stage 2 (rank 3)
     x: rows 0-2 | rows 3-7    nothing               y: all rows
@@ -187,7 +187,7 @@ def needs_of(
     metrics: bool,
     synchronised: frozenset[int],
 ) -> BatchNeeds:
-    """What ``rank`` reads, from the programs of its stages; with ``metrics`` also their target."""
+    """Derive what ``rank`` reads from its stages' programs; with ``metrics`` also their target."""
     layout = graph.call.layout
     additional = len(layout.leaves)
     read: dict[int, set[int]] = {}

@@ -1,7 +1,7 @@
-"""Turns what a rank was given of a batch into the batch's leaves, and agrees on it with the others.
+"""Conversion of what a rank was given of a batch into its leaves, in agreement with other ranks.
 
 A whole batch is given to every rank, which compare its content after the step. Parts of a batch
-differ from rank to rank. So the ranks compare what they say of them, before anything is computed:
+differ from rank to rank. So the ranks compare their descriptions, before anything is computed:
 then one rank's mistake is refused on all, and nothing has changed.
 """
 
@@ -25,7 +25,7 @@ WHOLE = "{} was given a part of a batch, but needs the whole batch; give it that
 
 
 class BatchReading:
-    """Reads the batches, whole or in part, that an engine's rank is given."""
+    """Reader of the batches, whole or in part, that an engine's rank is given."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -37,7 +37,7 @@ class BatchReading:
 
     @cached_property
     def needs(self) -> BatchNeeds:
-        """What this rank reads of every batch (BadInput if there are several kinds of these)."""
+        """The parts of every batch that this rank reads (BadInput if there are several kinds)."""
         engine, programs = self._engine, self._engine.stages.programs
         if len(engine.kinds) > 1:
             raise BadInput(
@@ -127,7 +127,7 @@ class BatchReading:
         return made
 
     def _difference(self, batches: Sequence[Batch], given: float, problem: str) -> str:
-        """What is wrong on the first rank that is unlike; all ranks must call this."""
+        """Describe the problem of the first rank that differs; all ranks must call this."""
         shown = ""
         if not problem:
             shown = " and ".join(described(batch, self.lengths_of(batch)) for batch in batches)
@@ -234,13 +234,13 @@ class BatchReading:
 
 
 def identity(part: BatchPart, lengths: Sequence[int]) -> float:
-    """A number for what every rank must have been told alike of a batch."""
+    """A checksum of what all ranks must receive equally about a batch."""
     told = (part.number, part.samples, tuple(lengths), tuple(part.indices))
     return float(zlib.crc32(repr(told).encode()))
 
 
 def described(batch: Batch, lengths: Mapping[str, int]) -> str:
-    """What a rank was told of a batch, for messages."""
+    """The description of a batch that a rank received, for messages."""
     if not isinstance(batch, BatchPart):
         return "a whole batch"
     sizes = "".join(f", {name} {size}" for name, size in lengths.items())

@@ -39,7 +39,7 @@ class Closing:
 
 
 Event: TypeAlias = StepMetrics | Evaluation | Saved | Closing
-"""After a step, after an evaluation, after a checkpoint, before closing."""
+"""Event after a step, after an evaluation, after a checkpoint, or before closing."""
 
 Callback: TypeAlias = Callable[[Any, Event], object]
 """``callback(pipe, event)``: its result is ignored, an exception ends the training."""
@@ -67,7 +67,7 @@ class Followed:
     best: float = inf
 
     def improves(self, evaluation: Evaluation, least: float = 0.0) -> bool:
-        """Whether an evaluation is better than all before by more than ``least``; NaN never is."""
+        """Return whether an evaluation beats all before by more than ``least``; NaN never does."""
         values = {"loss": evaluation.loss, **evaluation.metrics}
         if self.by not in values:
             raise BadInput(f"evaluations have no '{self.by}'; follow one of {', '.join(values)}")
@@ -84,9 +84,9 @@ def stop_early(
 
         pipe.notify(stop_early(3), keep_best("best"))
 
-    After so many evaluations in a row that are not better than the best by more than ``least``,
+    After ``evaluations`` in a row that are not better than the best by more than ``least``,
     `Pipeline.stop` is called. ``by`` is ``"loss"`` or the name of a metric, which is better where
-    it is ``highest`` if that is said. Each call of `Pipeline.evaluate` is an evaluation. A script
+    it is higher if ``highest``. Each call of `Pipeline.evaluate` is an evaluation. A script
     that is started again counts from 0.
     """
     if evaluations < 1:
@@ -149,7 +149,7 @@ def save_at_sigterm(directory: Path | str, *, loader: StatefulLoader | None = No
 
 
 class SigtermCallback:
-    """See `save_at_sigterm`. ``asked``: this rank has received SIGTERM."""
+    """See `save_at_sigterm`. Its flag is true once this rank has received SIGTERM."""
 
     def __init__(self, directory: Path, loader: StatefulLoader | None) -> None:
         self.asked = False
@@ -157,7 +157,7 @@ class SigtermCallback:
         self._pipe: Any = None
 
     def __call__(self, pipe: Any, event: Event) -> None:
-        """Called after each step."""
+        """Save and exit after a step if any rank has received SIGTERM."""
         if not isinstance(event, StepMetrics):
             return
         if self._pipe is None:

@@ -1,4 +1,4 @@
-"""Records what happens when on this rank, and gathers the records of all ranks as one timeline."""
+"""Record what happens when on this rank, and gather the records of all ranks as one timeline."""
 
 import time
 from collections import deque
@@ -17,12 +17,12 @@ Step = TypeVar("Step")
 ALIGNMENT_ROUNDS = 5
 
 AHEAD = 3
-"""The host launches at most so many actions before the device has ended the first of them. That
+"""Actions that the host launches at most before the device has ended the first of them. That
 keeps the device busy, and bounds the messages whose memory NCCL holds until the device comes to
 them."""
 
 FROM_OTHERS = {"RECV": "a message", "REDUCE": "the gradient sum"}
-"""What depends on other ranks, in words."""
+"""Actions that depend on other ranks, in words."""
 
 KINDS: tuple[EventKind, ...] = get_args(EventKind)
 
@@ -184,7 +184,7 @@ class DeviceClock(StepClock):
         return self._ended
 
     def _present_wait(self) -> CurrentWait:
-        """What the host waits for from now on: that for which the device waits, or the device."""
+        """Return the host's wait from now on: that for which the device waits, or the device."""
         text, peer = "its GPU", -1
         if self._ended < len(self._records):
             kind, stage, micro_batch, _, _, peer, _ = self._records[self._ended]

@@ -1,4 +1,4 @@
-"""What a run cannot use together: one table, which `Pipeline` and jobs both ask.
+"""Uses that exclude one another in a run: one table, which `Pipeline` and jobs both read.
 
 A use is a name with the words for it in messages, ``{"compile": "compile=True"}``; with empty words
 it is none.
@@ -64,7 +64,7 @@ REMEDIES = {
     "tied stages": "keep the layers that use it in one stage, or let these stages divide nothing",
     "whole parameters": "use one that treats every element alone, as AdamW or SGD",
 }
-"""What to do where a choice of the plan is refused, by feature."""
+"""Remedies for a refused choice of the plan, by feature."""
 
 CONFLICTS = (
     Conflict(
@@ -268,7 +268,7 @@ def uses_of_training(optimizer: "Optimizer | None", by_loss: str = "") -> dict[s
 
 
 def looks_at_all(optimizer: "Optimizer | None") -> bool:
-    """Whether an optimizer steps two small parameters otherwise together than each alone.
+    """Return whether an optimizer steps two small parameters otherwise together than each alone.
 
     One that cannot be made again of its class and defaults is not tried.
     """

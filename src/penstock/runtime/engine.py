@@ -1,10 +1,8 @@
-"""One rank's part of a plan: its stages, its messages, its gradients.
-
-Keeps the host memory that one micro-batch frees for the next.
+"""One rank's part of a plan: its stages, messages, gradients, and the host memory that it keeps.
 
 The C library returns freed memory to the system, which hands out zeroed pages at the next request.
 That costs thousands of page faults for each micro-batch of a model of moderate size. An iteration
-requests the same sizes repeatedly, so keeping its memory pays.
+requests the same sizes repeatedly, so what one micro-batch frees is kept for the next.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -56,7 +54,7 @@ LeavesOfBatch: TypeAlias = Sequence[Leaf] | Mapping[int, Leaf]
 
 
 class Engine:
-    """Runs one rank's part of iterations, without an optimizer.
+    """Engine of one rank's part of iterations, without an optimizer.
 
     ``held`` are the tensors of this rank, and ``replicas`` compares them with the copies on other
     ranks. ``stages`` are its stages with the work prepared for each batch size. ``numbers``
@@ -295,19 +293,19 @@ class Engine:
         )
 
     def norm_of(self, place: Place, program: StageProgram) -> SynchronisedBatchNorm | None:
-        """How the replicas of a stage share the statistics of batch norm; None without any."""
+        """Synchronisation of batch norm over a stage's replicas; None without any."""
         devices = self.plan.device_groups[place.group]
         if devices not in self._norm_groups or not uses_batch_norm(program.module):
             return None
         return SynchronisedBatchNorm(self._norm_groups, devices, place.replica)
 
     def acts_jointly(self, place: Place, program: StageProgram) -> bool:
-        """Whether replicas without rows take part: they share statistics, or parameters."""
+        """Return whether replicas without rows take part: they share statistics, or parameters."""
         by_rows = self.plan.stages[place.stage].sharding == "parameters"
         return by_rows or self.norm_of(place, program) is not None
 
     def share_values(self) -> None:
-        """After the optimizer's step, send the parameters stepped here to ranks that did not."""
+        """Send the parameters stepped here to ranks that did not, after the optimizer's step."""
         if self.held.owners:
             with self.failures.shared():
                 self.buckets.share_values()
@@ -353,7 +351,7 @@ class Engine:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Within, the model is in evaluation mode; all that its forward changes is put back."""
+        """Hold the model in evaluation mode; at the end restore all that its forward changes."""
         graph = self.graph
         graph.set_training(False)
         try:
@@ -369,7 +367,7 @@ class Engine:
             graph.set_training(True)
 
     def take_kind(self, batches: Sequence[Batch], graph: LayerGraph | None = None) -> None:
-        """Go on with the kind of these batches (`take`); all ranks must call this.
+        """Continue with the kind of these batches (`take`); all ranks must call this.
 
         ``graph`` is one whose outputs alone are wanted. Of several kinds that differ in the path of
         the loss it is the first whose path the batches take, as far as they show it, or else the
@@ -399,7 +397,7 @@ class Engine:
         self.take(own)
 
     def take(self, kind: int) -> None:
-        """Go on with a kind of batches; unless the model ``trains``, as evaluation mode runs it."""
+        """Continue with a kind of batches; unless the model ``trains``, as in evaluation mode."""
         own = self.kinds[kind]
         graph = (None if self.trains else own.in_evaluation) or own
         starts = self.graph.state.starts_training
@@ -421,7 +419,7 @@ class Engine:
         return next((n for n in alike if self.follows_path(n, batches)), alike[0])
 
     def follows_path(self, kind: int, batches: Sequence[Batch]) -> bool:
-        """Whether the loss takes the path of a kind, in the mode of the next run."""
+        """Return whether the loss takes the path of a kind, in the mode of the next run."""
         graph = (None if self.trains else self.kinds[kind].in_evaluation) or self.kinds[kind]
         if self.trains:
             return all(map(graph.follows_path, batches))
@@ -450,9 +448,9 @@ class Engine:
             metrics.begin()
 
     def run_sizes(self, sizes: Sequence[tuple[int, ...]]) -> None:
-        """Batches of these sizes run next: under NCCL no sum starts early for those of a new one.
+        """Disable early all-reduce (NCCL) if one of ``sizes``, which run next, has not run before.
 
-        They load kernels, for which CUDA waits until the device is idle. It never would be while a
+        That loads kernels, for which CUDA waits until the device is idle. It never would be while a
         sum waits on it for a rank that needs more of this one.
         """
         run = {(self.kind, size) for size in sizes}
@@ -474,7 +472,7 @@ class Engine:
 
     @property
     def has_ended(self) -> bool:
-        """Whether this engine failed or was closed."""
+        """True if this engine failed or was closed."""
         return bool(self.failures.first)
 
     def close(self) -> None:
@@ -536,7 +534,7 @@ class Iteration:
         self._programs = [self.stages.program(*size, training=training) for size in sizes]
         self._batches = named
         if not any(isinstance(leaf, PartialLeaf) for leaf in named[0].values()):
-            # What all ranks were told of parts has been compared already.
+            # What all ranks received about parts has been compared already.
             engine.agree_on_lengths([program.size for program in self._programs])
         engine.begin(self.stages.metrics)
         engine.graph.state.other_path = ""

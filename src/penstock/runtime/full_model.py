@@ -114,7 +114,7 @@ def gather_weights(engine: Engine, *, everywhere: bool = True) -> Mapping[str, G
 
 @contextmanager
 def all_weights(engine: Engine, *, rank0_only: bool) -> Iterator[None]:
-    """Within, the user's model has all weights; see `Pipeline.full_model`."""
+    """Hold all weights in the user's model; see `Pipeline.full_model`."""
     gathered = gather_weights(engine, everywhere=not rank0_only)
     for each in gathered.values():
         each.digest = each.digest_now()

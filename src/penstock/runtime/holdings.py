@@ -59,7 +59,7 @@ class Holdings:
         self._rank, self._shards = rank, shards
 
     def whence(self, name: str) -> Whence:
-        """Where a parameter of other ranks is."""
+        """The location of a parameter of other ranks."""
         ranks = sorted({rank for holders in self.holders_at for rank in holders[name]})
         return Whence(name, ranks, self._rank, lambda: self.named_tensors().items())
 
@@ -113,7 +113,7 @@ class Holdings:
         return {name: t for name, t in self.whole_tensors().items() if self.owns(name)}
 
     def owns(self, name: str) -> bool:
-        """Whether this rank owns the tensor ``name``, or the optimizer state ``<name>.<key>``.
+        """Return whether this rank owns tensor ``name``, or optimizer state ``<name>.<key>``.
 
         The owner is the rank that steps a parameter if its state is divided, else the first holder,
         at the first place of its tensor group, to which divided tensors are gathered.
@@ -167,5 +167,5 @@ def digest_of(tensor: torch.Tensor) -> int:
 
 
 def divides_state(use: ParameterUse, plan: Plan) -> bool:
-    """Whether a stage that uses a parameter divides the optimizer's state."""
+    """Return whether a stage that uses a parameter shards the optimizer's state."""
     return any(plan.stages[plan.stage_of_layer(n)].sharding == "optimizer" for n in use.layers)

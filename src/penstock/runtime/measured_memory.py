@@ -1,4 +1,4 @@
-"""Measures the most bytes that a rank's tensors took while a step runs.
+"""Measure the most bytes that a rank's tensors took while a step runs.
 
 It counts exactly what torch's allocators hand out: on a GPU by their statistics, on the CPU by the
 profiler, which sees each allocation and each release. The resident memory of the process is less
@@ -45,7 +45,7 @@ class MeasuredMemory:
     in_use_bytes: float = 0.0
 
     def __str__(self) -> str:
-        """What a GPU's memory held."""
+        """Describe what a GPU's memory held."""
         return (
             f"tensors {size_text(self.peak_bytes)}, taken by torch "
             f"{size_text(self.reserved_bytes)}, by all processes on the GPU "
@@ -57,7 +57,7 @@ class MeasuredMemory:
 def measured_memory(
     device: torch.device, held: Callable[[], Iterable[torch.Tensor]]
 ) -> Iterator[MeasuredMemory]:
-    """Within, measure what runs on this thread; ``held`` are the tensors that stay.
+    """Measure the memory of what runs on this thread; ``held`` are the tensors that stay.
 
     On the CPU the peak counts the held tensors and all that is allocated within. Other tensors that
     were allocated before (the batch, a whole captured model) do not count. Take a step before, so

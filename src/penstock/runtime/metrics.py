@@ -174,7 +174,7 @@ class Totals:
 
 
 PAUSE, END = 1, 2
-"""Why the ranks stop: to go on later, or because the training is over."""
+"""Reasons why the ranks stop: to continue later, or because the training is over."""
 
 COUNT = len(fields(RankTotals))
 
@@ -182,7 +182,7 @@ COUNT = len(fields(RankTotals))
 class RankNumbers:
     """This rank's numbers, and the combined numbers of all ranks.
 
-    ``wants_stop`` is the reason for which this rank asks all to stop, or 0. ``stopping`` is the
+    ``wants_stop`` is the reason of this rank's request that all stop, or 0. ``stopping`` is the
     largest such reason of all ranks by the latest exchange. ``optimizer_s`` is the duration of its
     latest optimizer step. All ranks of a tensor group have equal loss terms, of which those of one
     rank count (``counts``). ``pipelines`` are the ranks of each, where several train alone.
@@ -353,14 +353,14 @@ RECORDED = (
     "verified",
     "lengths",
 )
-"""What a run records for each step, besides metrics."""
+"""Values that a run records for each step, besides metrics."""
 
 NO_NUMBERS = ("step", "verified", "lengths", "non_finite")
-"""What a row has beside numbers over the steps."""
+"""Entries of a row that are not numbers over the steps."""
 
 
 def step_row(metrics: StepMetrics) -> dict[str, Any]:
-    """What is recorded of a step."""
+    """The record of a step."""
     row: dict[str, Any] = {
         "step": metrics.step,
         "loss": metrics.loss,
@@ -382,7 +382,7 @@ def step_row(metrics: StepMetrics) -> dict[str, Any]:
 
 
 def evaluation_row(step: int, evaluation: Evaluation) -> dict[str, Any]:
-    """What is recorded of an evaluation after ``step`` steps."""
+    """The record of an evaluation after ``step`` steps."""
     metrics = {f"evaluation_{name}": value for name, value in evaluation.metrics.items()}
     return {"step": step, "evaluation_loss": evaluation.loss, **metrics}
 

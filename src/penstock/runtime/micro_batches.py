@@ -1,4 +1,4 @@
-"""Cuts a batch into micro-batches, and each micro-batch over the replicas of every stage."""
+"""Cut a batch into micro-batches, and each micro-batch over the replicas of every stage."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache

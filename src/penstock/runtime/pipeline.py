@@ -144,7 +144,7 @@ class Pipeline:
         CaptureFailed: the model cannot be captured.
     """
 
-    # Made anew when what is trained changes.
+    # Created again when what is trained changes.
     _world: World
     _engine: Engine
     _compiler: StageCompiler | None
@@ -268,7 +268,7 @@ class Pipeline:
     def _check_own_model(self) -> None:
         """Raise `BadInput` if an open pipeline trains a part of the model.
 
-        Each rank lets go of what its stages do not hold, which the other pipeline may need.
+        Each rank releases what its stages do not hold, which the other pipeline may need.
         """
         own = {id(p): name for name, p in self._graph.model.named_parameters()}
         for other in OPEN - {self}:
@@ -292,7 +292,7 @@ class Pipeline:
 
     @property
     def verified(self) -> VerifyResult | None:
-        """How the latest step that was compared did; ``None`` if none was here."""
+        """Result of the latest step that was compared; ``None`` if none was here."""
         return self._verified.result
 
     def notify(self, *callbacks: Callback) -> None:
@@ -313,12 +313,12 @@ class Pipeline:
         self._callbacks.extend(callbacks)
 
     def print_with(self, say: Callable[[str], None]) -> None:
-        """Have rank 0 give the lines about verification to ``say``, not to standard error."""
+        """Have rank 0 pass the lines about verification to ``say``, not to standard error."""
         self._verified.say = say
 
     @property
     def compiled_graphs(self) -> int:
-        """How many graphs torch has compiled for this rank's stages; 0 without ``compile``."""
+        """The number of graphs torch has compiled for this rank's stages; 0 without ``compile``."""
         return self._compiler.graphs if self._compiler is not None else 0
 
     @property
@@ -346,7 +346,7 @@ class Pipeline:
 
     @property
     def needs(self) -> BatchNeeds:
-        """What this rank reads of every batch; a `BatchPart` may have just that."""
+        """The parts of every batch that this rank reads; a `BatchPart` may have just these."""
         return self._reading.needs
 
     def samples_in(self, batch: Batch) -> int:
@@ -363,7 +363,7 @@ class Pipeline:
 
         Several batches make one step, as if they were one large batch. They go through the pipeline
         one after another, so they need no more memory, and their gradients are accumulated. Each
-        rank may give a `BatchPart` with what it reads (`needs`), in place of the whole batch.
+        rank may give a `BatchPart` with what it reads (`needs`), instead of the whole batch.
 
         Raises:
             BadInput: a batch is unlike the example or differs between ranks, or a part lacks what
@@ -428,8 +428,8 @@ class Pipeline:
         """Mean loss and metrics on batches in evaluation mode; changes nothing.
 
         Means of several batches are weighted by their terms. What the model's code, the loss
-        function or a metric raises, all ranks raise; the pipeline goes on. The fast path of torch's
-        transformer layers is off.
+        function or a metric raises, all ranks raise; the pipeline continues. The fast path of
+        torch's transformer layers is off.
 
         Raises:
             BadInput: as in `step`; or there is no loss in evaluation mode.
@@ -499,7 +499,7 @@ class Pipeline:
             self._training.meetings.meet()
 
     def stop(self, reason: int = END) -> None:
-        """Ask all ranks to end the training; after the next step `stopping` is true."""
+        """Request that all ranks end the training; after the next step `stopping` is true."""
         self._engine.numbers.wants_stop = reason
 
     @property
@@ -532,7 +532,7 @@ class Pipeline:
         return verify(self._engine, [leaves])
 
     def timeline(self) -> Timeline:
-        """What every rank did in the latest iteration; all ranks must call this."""
+        """Gather the events of all ranks in the latest iteration; all ranks must call this."""
         return gather_timeline(self._world, self._engine.clock, "measured")
 
     def measuring_memory(self) -> AbstractContextManager[MeasuredMemory]:
@@ -555,7 +555,7 @@ class Pipeline:
         restore_own(self._engine, self._training, state_dict)
 
     def model_state_dict(self) -> dict[str, Any]:
-        """What ``state_dict()`` of the trained model gives, on rank 0; empty on other ranks.
+        """Return the ``state_dict()`` of the trained model on rank 0; empty on other ranks.
 
         Weights, buffers that are kept, and extra state, by all their names; those of a loss that is
         a module begin with ``loss.``.
@@ -684,7 +684,7 @@ class Pipeline:
         return self.steps
 
     def _keep_plan(self, plan: Plan) -> None:
-        """Go on by the plan of a checkpoint, whose state is loaded next."""
+        """Continue by the plan of a checkpoint, whose state is loaded next."""
         ends = [each.stages[-1].layers.stop for each in (plan, self._plan)]
         measured = self._constraints is not None and self._constraints.remeasure
         if measured or plan == self._plan or ends[0] != ends[1]:
@@ -714,7 +714,7 @@ class Pipeline:
                 closing.callback(callback, self, Closing(self.steps))
 
     def _of_stream(self, batch: Batch) -> Sequence[Leaf]:
-        """What this rank reads of a batch that follows others without a pause."""
+        """Read this rank's parts of a batch that follows others without a pause."""
         if changed := self._graph.changed_flags:
             raise BadInput(
                 f"requires_grad of '{changed[0]}' was changed within stream(); change it before "
@@ -730,7 +730,7 @@ class Pipeline:
             self._engine.stages.check_next_runs()
 
     def _follow_flags(self) -> None:
-        """Connect the ranks anew if ``requires_grad`` of a parameter has changed.
+        """Reconnect the ranks if ``requires_grad`` of a parameter has changed.
 
         Messages, sums of gradients and the optimizer are made for what is trained.
         """
@@ -743,7 +743,7 @@ class Pipeline:
         self._connect_anew(self._graph.follow_flags)
 
     def _connect_anew(self, change: Callable[[], object], *, goes_on: bool = True) -> None:
-        """Connect the ranks anew after a ``change``; the training ``goes_on`` from its state."""
+        """Reconnect the ranks after a ``change``; the training ``goes_on`` from its state."""
         self._checkpoints.wait()
         engine, training, verified = self._engine, self._training, self._verified
         engine.buckets.close()
@@ -824,7 +824,7 @@ class Pipeline:
     def _drain(self, needs_one_model: str = "") -> None:
         """Finish the micro-batches in flight, if any; all ranks must call this.
 
-        What is named needs weights that all pipelines share, where several train alone.
+        ``needs_one_model`` names an operation that is invalid while pipelines have diverged.
         """
         if needs_one_model and self._training.meetings is not None:
             self._training.meetings.check_met(needs_one_model)
@@ -897,7 +897,7 @@ def plan_of(
 
 
 def way_to_train(engine: Engine, training: Training, update: Update) -> Steps:
-    """How a pipeline takes steps, by its schedule and options; the unusual is loaded only here."""
+    """Create a pipeline's `Steps` by schedule and options; the unusual is imported only here."""
     if updates_per_batch(engine.plan):
         from penstock.runtime.asynchronous.training import AsynchronousSteps
 

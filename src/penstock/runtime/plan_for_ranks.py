@@ -13,7 +13,7 @@ from penstock.runtime.processes.world import World, join_world
 NAME = "rank 0's plan"
 
 MakePlan = Callable[[int], Plan]
-"""Makes a plan for a number of ranks."""
+"""Function that makes a plan for a number of ranks."""
 
 
 def plan_for_ranks(make: MakePlan, directory: Path | str) -> Plan:
@@ -30,7 +30,7 @@ def plan_for_ranks(make: MakePlan, directory: Path | str) -> Plan:
 
     Raises:
         BadInput: the file cannot be read, or ``make`` refuses; on all ranks.
-        Infeasible: no plan fits in the memory of so many ranks; on all ranks.
+        Infeasible: no plan fits in the memory of these ranks; on all ranks.
     """
     folder, world = Path(directory), join_world("cpu", LIMIT_S)
 
@@ -50,7 +50,7 @@ def shared_plan(world: World, plan: Plan | None) -> Plan | None:
 
 
 def kept_plan(make: MakePlan, folder: Path, ranks: int) -> Plan:
-    """The plan in the file for so many ranks; if there is none, it is made and written."""
+    """Read the plan for ``ranks`` ranks from its file; if there is none, make and write it."""
     place = folder / f"plan-{ranks}.json"
     if place.exists():
         return read_plan(place)

@@ -1,4 +1,4 @@
-"""What one rank does in an iteration: lowered once for batches of one size, then run many times.
+"""Program of one rank in an iteration: lowered once for batches of one size, run many times.
 
 If batches have variable lengths, their size is the number of samples and the lengths.
 """
@@ -41,12 +41,12 @@ from penstock.schedule.shape import PipelineShape
 from penstock.timeline.timeline import EventKind
 
 SIZES_KEPT = 256
-"""For how many of the most recently used sizes programs are kept."""
+"""Number of the most recently used sizes whose programs are cached."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a rank holds: replica ``replica`` of stage ``stage``, on device group ``group``."""
+    """Place of a rank: replica ``replica`` of stage ``stage``, on device group ``group``."""
 
     stage: int
     replica: int
@@ -66,7 +66,7 @@ def places_of(plan: Plan, rank: int) -> tuple[Place, ...]:
 
 @dataclass(frozen=True, slots=True)
 class StagePart:
-    """What one stage of a rank does in an iteration.
+    """Part of one stage of a rank in an iteration.
 
     ``rows[m]`` are the rows of the batch that it computes in micro-batch ``m``. ``recomputed`` are
     the micro-batches whose forward runs again before the backward. ``last_backward`` is the
@@ -99,8 +99,8 @@ class Program:
     """A schedule, lowered for one rank, batches of one size, and training or evaluation.
 
     ``steps`` are the rank's actions in order, ``messages`` those that it sends and receives, and
-    ``channels`` carry them. ``parts`` say what each of its stages does. ``cut`` is the same on all
-    ranks. One that ``begins`` opens the channels; others go on with what is under way.
+    ``channels`` carry them. ``parts`` are those of its stages. ``cut`` is the same on all
+    ranks. One that ``begins`` opens the channels; others continue with what is under way.
     """
 
     cut: BatchCut
@@ -240,7 +240,7 @@ def steps_of(
 def part_of(
     place: Place, order: Sequence[Action], cut: BatchCut, shape: PipelineShape
 ) -> StagePart:
-    """What the stage at ``place`` does in the order of its rank."""
+    """Extract the part of the stage at ``place`` from the order of its rank."""
 
     own = [action for action in order if action.stage == place.stage]
     ends = [action.micro_batch for action in own if action.kind in "BW"]
@@ -262,7 +262,7 @@ def rows_at(place: Place, micro_batch: int, cut: BatchCut, shape: PipelineShape)
 def execute(steps: Iterable[PreparedAction], channels: PipelineChannels, clock: StepClock) -> None:
     """Run ``steps`` one after another; gradients accumulate in place.
 
-    The loop knows no schedule by name: it only follows the actions. ``receive`` returns what the
+    The loop uses no schedule by name: it only follows the actions. ``receive`` returns what the
     producers of an action sent. ``send`` returns at once. Compute is timed separately from waiting.
     Each step is requested only when the previous one is done. At its end the loop waits until
     everything is sent.
@@ -294,7 +294,7 @@ def located(cause: Exception, where: str) -> RunFailed:
 def tried(runner: ModuleRunner, step: PreparedAction, rank: int) -> Work:
     """A forward in evaluation. The runner keeps what it raises, and sends zeros from then on.
 
-    So all messages arrive, and the pipeline can go on. Where ranks gather parameters in it, they
+    So all messages arrive, and the pipeline can continue. Where ranks gather parameters in it, they
     would wait for one another.
     """
 
@@ -325,7 +325,7 @@ class FedRunner(StageRunner, Protocol):
     seed: float
 
     def has_work(self, kind: ActionKind) -> bool:
-        """Whether actions of this kind have any effect in this stage."""
+        """Return whether actions of this kind have any effect in this stage."""
         ...
 
     def begin(self, work: StageInputs) -> None:
@@ -393,7 +393,7 @@ class RankStages(Generic[Runner]):
     ) -> None:
         """Give the stages their rows of a batch; the ``last`` batch completes the gradients.
 
-        ``name`` tells the batch from all others of the run.
+        ``name`` is unique to the batch in the run.
         """
         if self.metrics is not None:
             part = program.parts.get(len(self._plan.stages) - 1)

@@ -1,8 +1,8 @@
-"""Compares the copies of each weight that several ranks hold, to notice silent data corruption.
+"""Compare the copies of each weight that several ranks hold, to notice silent data corruption.
 
 Replicas of a stage take equal steps with equal gradients, so their weights are equal to the bit. So
 are the copies of tied parameters, and of stages that a mirrored schedule holds twice. A bit that
-flips in one copy makes it differ for ever. Every so many steps each rank adds up the bits of its
+flips in one copy makes it differ for ever. Every N steps each rank adds up the bits of its
 weights, and all ranks exchange one number for each set of ranks with equal weights. Only if
 these differ, they exchange one number for each tensor.
 

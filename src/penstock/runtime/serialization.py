@@ -15,13 +15,13 @@ from penstock.errors import BadInput
 
 SCALARS = (type(None), bool, int, float, str)
 ARCHIVE = b"PK"
-"""How an archive of `torch.save` begins; no JSON does."""
+"""First bytes of an archive of `torch.save`; no JSON begins with them."""
 
 REFUSED_CLASS = re.compile(r"GLOBAL (\S+) was not an allowed")
 
 
 def to_bytes(value: object, name: str) -> memoryview:
-    """The bytes of a value; ``name`` says what it is in error messages."""
+    """The bytes of a value; ``name`` is its name in error messages."""
     if type(value) in SCALARS:
         return memoryview(bytearray(json.dumps(value).encode()))
     archive = io.BytesIO()

@@ -1,4 +1,4 @@
-"""What a user chooses for a pipeline, checked before anything is built.
+"""Options of a pipeline, checked before anything is built.
 
 `Pipeline` takes what is used often as arguments, and the rest in two groups. All that is made for
 it reads one `Options`.
@@ -24,19 +24,19 @@ from penstock.runtime.transport.transport import TransportChoice
 from penstock.runtime.user_metrics import Metric, check_metrics
 
 MakeOptimizer: TypeAlias = Callable[[Any], Optimizer]
-"""Makes the optimizer of a list of parameters; of pairs with their names, if its argument is called
-``named``.
+"""Factory of the optimizer of a list of parameters; of pairs with their names, if its argument is
+called ``named``.
 """
 MakeSchedule: TypeAlias = Callable[[Optimizer], LRScheduler | None]
 
 Verification: TypeAlias = Literal["first-step", "off"]
-"""When training is compared with the whole model."""
+"""Time of the comparison of training with the whole model."""
 
 Follows: TypeAlias = Literal["loss", "evaluation"]
-"""Which metric a schedule such as ReduceLROnPlateau follows."""
+"""The metric that a schedule such as ReduceLROnPlateau follows."""
 
 OnNonFinite: TypeAlias = Literal["stop", "skip"]
-"""Whether a step with NaN or infinity raises an error, or is left out on all ranks."""
+"""Reaction to a step with NaN or infinity: raise an error, or leave it out on all ranks."""
 
 
 def check_choice(name: str, choice: str, allowed: Sequence[str]) -> None:
@@ -55,7 +55,7 @@ def check_intervals(of: str, **intervals: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """What weights are at first, and how an update changes them: an argument of `Pipeline`.
+    """Initial weights, and options of their update: an argument of `Pipeline`.
 
     ``weights`` is a directory of safetensors, or `Weights`; every rank reads its own stages from
     it. Without it they are the model's. ``seed`` is used for weights of a model on the meta device,
@@ -70,17 +70,17 @@ class Update:
 
     With ``state_on="host"`` the optimizer of a GPU's parameters has its state in host memory and
     steps there, whichever optimizer it is: the GPU then has neither, and a step takes longer. A
-    plan can ask for it, too.
+    plan can request it, too.
 
     A learning-rate schedule whose ``step`` needs a metric, as torch's ``ReduceLROnPlateau`` does,
     follows the loss of every step; with ``schedule_follows="evaluation"`` it follows what is given
     to `Pipeline.step_schedule`.
 
     With ``meet_every`` the replicas of all stages are pipelines side by side: each trains alone on
-    its rows of every batch, and its weights meet the others' every so many steps (0: gradients are
-    summed in every step). Then all go on from the mean of their weights, or, as in DiLoCo, from an
-    outer step with ``outer_learning_rate`` and ``outer_momentum`` (Nesterov's; the paper has 0.7
-    and 0.9).
+    its rows of every batch, and its weights meet the others' every ``meet_every`` steps (0:
+    gradients are summed in every step). Then all continue from the mean of their weights, or, as in
+    DiLoCo, from an outer step with ``outer_learning_rate`` and ``outer_momentum`` (Nesterov's; the
+    paper has 0.7 and 0.9).
 
     Raises:
         BadInput: a value that is not one of those above.
@@ -122,18 +122,18 @@ class Update:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Safety:
-    """What is checked again while training goes on, and how: an argument of `Pipeline`.
+    """Checks that are repeated during training, and the transport: an argument of `Pipeline`.
 
     Every ``verify_every``-th step is compared with the whole model, as the first one is. In every
     ``check_every``-th step each stage compares its calls with those of the example: code that takes
     another path ends the run in a line. The copies of weights are compared every
-    ``compare_replicas_every`` steps. 0 stands for never.
+    ``compare_replicas_every`` steps. 0 is never.
 
     With ``check_loss`` the loss of steps 1, 2, 4, 8 and so on, and of the first step of each kind
-    of batch, is compared with the user's own loss code: it runs once more, without gradients, on
+    of batch, is compared with the user's own loss code: it runs again, without gradients, on
     what the modules gave for the whole step. A step that differs is not taken.
 
-    ``transport`` is what carries activations: ``"auto"`` is ``"shared-memory"`` between CPU ranks
+    ``transport`` carries activations: ``"auto"`` is ``"shared-memory"`` between CPU ranks
     of one host and ``"process-groups"``, which work everywhere, elsewhere. With ``"in-process"``
     this process holds all stages of a plan for any devices, for experiments and under a debugger;
     replicas of a stage are then one.
@@ -201,12 +201,12 @@ class Options:
 
     @property
     def loss_scaling(self) -> LossScaling | None:
-        """How the loss is scaled in float16; None in other types."""
+        """Scaling of the loss in float16; None in other types."""
         return loss_scaling_for(self.autocast, self.update.loss_scaling)
 
     @property
     def uses(self) -> dict[str, str]:
-        """What these options use, for `check_conflicts`."""
+        """The uses of these options, for `check_conflicts`."""
         parts = (self, self.update, self.safety)
         own = {known.name: getattr(part, known.name) for part in parts for known in fields(part)}
         constrained = {

@@ -12,12 +12,12 @@ from penstock.errors import BadInput
 from penstock.plan.problem import MEMORY_RESERVE, AskedRecompute, ShardingChoice, StateChoice
 
 Quantise: TypeAlias = Callable[[str, Any], Any]
-"""Makes a quantised weight of a name in the model, and the weight."""
+"""Function that makes a quantised weight of a name in the model, and the weight."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossScaling(Table):
-    """How the scale of the loss changes.
+    """Growth and backoff of the loss scale.
 
     It starts at ``initial``, is multiplied by ``growth`` after ``growth_interval`` steps without an
     overflow and by ``backoff`` at every overflow. A run whose gradients overflow at ``smallest``
@@ -64,7 +64,7 @@ class Weights(Table):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraints(Table):
-    """What a plan that `Pipeline` finds keeps to: an argument of it, as of `penstock plan`.
+    """Constraints of a plan that `Pipeline` finds: an argument of it, as of `penstock plan`.
 
     ``schedule`` is one name, or several with commas between them. ``micro_batch_size`` and
     ``max_stages`` 0 leave these free. ``recompute`` is "auto", "stage", "on", "blocks" or "off";

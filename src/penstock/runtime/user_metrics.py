@@ -126,7 +126,7 @@ class MetricSums:
                     sums.append(value_and_weight(name, metric(output, target), len(rows)))
 
     def totals(self) -> list[float]:
-        """For each metric the sum of value times weight, then that of weight."""
+        """Sums of value times weight, then of weight, for each metric."""
         found: list[float] = []
         for sums in self._sums:
             pairs = [(float(value), float(weight)) for value, weight in sums]

@@ -28,8 +28,8 @@ class ExponentialAverage:
             pipe.save_pretrained("averaged")
 
     Each rank keeps what its optimizer steps, so that replicas that divide the optimizer's state
-    divide the average, too. Checkpoints of the pipeline have it, and any plan goes on from it; give
-    it to `notify` before `load`.
+    divide the average, too. Checkpoints of the pipeline have it, and any plan continues from it;
+    give it to `notify` before `load`.
 
     Raises:
         BadInput: ``decay`` is not within [0, 1).
@@ -43,7 +43,7 @@ class ExponentialAverage:
 
     @torch.no_grad()
     def __call__(self, pipe: Any, event: object) -> None:
-        """Called after each step."""
+        """Update the average after a step that is taken."""
         if not isinstance(event, StepMetrics) or event.skipped:
             return
         averages = pipe._training.averages
@@ -57,7 +57,7 @@ class ExponentialAverage:
 
     @contextmanager
     def weights(self, pipe: Any) -> Iterator[None]:
-        """Within, ``pipe`` has the averaged weights; all ranks must do the same there.
+        """Hold the averaged weights in ``pipe``; all ranks must do the same meanwhile.
 
         It can be evaluated and its weights be saved, but not trained.
 

@@ -24,7 +24,7 @@ from penstock.schedule.weight_rule import WeightRule
 
 @dataclass(frozen=True)
 class AsynchronousOrder:
-    """What every stage does in each batch, and in a drain.
+    """The actions of every stage in each batch, and in a drain.
 
     ``shape`` is that of one batch. ``depths`` are the numbers of micro-batches that each stage has
     in flight. Micro-batches are numbered modulo those of ``ring`` batches, since no stage works on
@@ -51,7 +51,7 @@ class AsynchronousOrder:
         return replace(self.shape, micro_batches=self.ring * self.micro_batches)
 
     def recomputes(self, stage: int) -> bool:
-        """Whether the stage runs forwards again; at depth 1 it still has the activations."""
+        """Return whether the stage recomputes; at depth 1 it still has the activations."""
         return self.shape.recomputes(stage) and self.depths[stage] > 1
 
     def numbers(self, batch: int) -> range:

@@ -1,4 +1,4 @@
-"""Predicts what each optimizer will subtract from a parameter in its next step.
+"""Prediction of what each optimizer will subtract from a parameter in its next step.
 
 Asynchronous methods predict weights ``s`` updates ahead as ``W - s * step``. A step is computed
 from the optimizer's state after its latest update, before the next gradient is known. So it assumes

@@ -1,4 +1,4 @@
-"""Measures how stale the weights of a stage were, and how wrong predicted weights were."""
+"""Staleness of a stage's weights, and error of predicted weights."""
 
 from collections import deque
 from collections.abc import Sequence

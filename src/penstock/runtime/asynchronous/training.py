@@ -47,7 +47,7 @@ Orders: TypeAlias = tuple[tuple[Action, ...], ...]
 Rows: TypeAlias = list[list[float]]
 
 MEASURED = 5
-"""How many numbers a stage adds to those of a batch: see `VersionedStage.measurements`."""
+"""The number of values that a stage adds to a batch's: see `VersionedStage.measurements`."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class RunningBatch:
 
 
 class AsynchronousSteps(StreamedSteps):
-    """Trains this rank's stages batch after batch, with the weight updates of the schedule.
+    """Training of this rank's stages batch after batch, with the weight updates of the schedule.
 
     ``measure_every``: measure the error of predicted weights every that many updates (0: never).
     """

@@ -137,7 +137,7 @@ class VersionedStage:
         self._engine.buckets.zero(self.place.stage)
 
     def measurements(self) -> list[float]:
-        """What this stage has measured since the last call, to be sent to the other ranks.
+        """Return this stage's measurements since the last call, to be sent to the other ranks.
 
         They are the square of the gradient's norm, the most copies of weights, the mean difference
         of weight versions, the error of predictions, and the error without prediction.

@@ -1,4 +1,4 @@
-"""Which weights each forward and backward of a stage uses, if updates do not wait for a flush.
+"""Weights of each forward and backward of a stage, if updates do not wait for a flush.
 
 Autograd keeps the weights of a forward for its backward by reference: a parameter itself, or for a
 view such as ``weight.t()`` the memory behind it. So a forward runs with *leaves*, tensors that
@@ -56,7 +56,7 @@ class ParameterSlots:
 
     @contextmanager
     def holding(self, leaves: Leaves) -> Iterator[None]:
-        """Within, the module computes with ``leaves``."""
+        """Hold ``leaves`` in the module instead of its parameters."""
         self._put(leaves)
         try:
             yield
@@ -127,7 +127,7 @@ class WeightVersions:
 
     @contextmanager
     def forward(self, micro_batch: int) -> Iterator[None]:
-        """Within, the module has the weights for the forward of ``micro_batch``."""
+        """Hold the weights for the forward of ``micro_batch`` in the module."""
         self._forwarded_at[micro_batch] = self.updates
         leaves = self.leaves_of_forward(micro_batch)
         self.most_copies = max(self.most_copies, self.copies)
@@ -136,13 +136,13 @@ class WeightVersions:
 
     @contextmanager
     def recompute(self, micro_batch: int) -> Iterator[None]:
-        """Within, the module has the weights of the backward, to run its forward again."""
+        """Hold the weights of the backward in the module, to recompute its forward."""
         with self.slots.holding(self.leaves_of_backward(micro_batch)):
             yield
 
     @contextmanager
     def backward(self, micro_batch: int) -> Iterator[None]:
-        """Within, the tensors that autograd saved hold the weights for ``micro_batch``'s backward.
+        """Hold the weights for ``micro_batch``'s backward in the tensors that autograd saved.
 
         The module has them too, in case its backward recomputes something.
         """
@@ -169,7 +169,7 @@ class WeightVersions:
         self.log.restart()
 
     def log_prediction(self, micro_batch: int, lead: int, leaves: Leaves) -> None:
-        """Tell the log of a prediction that was made for a forward."""
+        """Log a prediction that was made for a forward."""
         self.log.predicted(micro_batch, self.updates, lead, leaves, self.parameters)
 
     def leaves_of_forward(self, micro_batch: int) -> Leaves:
@@ -183,10 +183,10 @@ class WeightVersions:
         return self.leaves_of_forward(micro_batch)
 
     def release(self, micro_batch: int) -> None:
-        """Called when the backward of ``micro_batch`` has ended."""
+        """Release what ``micro_batch`` needed, when its backward has ended."""
 
     def before_update(self) -> None:
-        """Called before the parameters change in place."""
+        """Prepare for an update, before the parameters change in place."""
 
 
 class KeptVersions(WeightVersions):
@@ -248,7 +248,7 @@ class KeptVersions(WeightVersions):
         self._next = 0
 
     def _needed(self, version: int) -> bool:
-        """Whether a micro-batch in flight, or the next one, uses ``version``."""
+        """Return whether a micro-batch in flight, or the next one, uses ``version``."""
         oldest = min(self._used.values(), default=version + 1)
         if self._version_of is not None:
             oldest = min(oldest, self._version_of(self._next))

@@ -35,7 +35,7 @@ SCHEMA = 2
 LOOK_EVERY_S = 0.05
 
 ABANDONED = "abandoned-"
-"""Begins the name of a checkpoint of a later step than the one that was loaded and went on."""
+"""Prefix of the name of a checkpoint of a later step than the one from which a run continued."""
 
 
 class Ignoring(Entry):
@@ -156,7 +156,7 @@ def first_mismatch(
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a directory is a checkpoint, and not one of several."""
+    """Return whether a directory is a checkpoint, and not one of several."""
     return (path / STATE_FILE).is_file()
 
 
@@ -182,7 +182,7 @@ def complete_in(directory: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class CheckpointTarget:
-    """Where a checkpoint is written, what its ``state.json`` holds, how many are kept."""
+    """Directory of a checkpoint, contents of its ``state.json``, and the number that is kept."""
 
     directory: Path
     step: int
@@ -201,7 +201,7 @@ class CheckpointTarget:
 
 
 class CheckpointWriter:
-    """Writes one checkpoint at a time; all ranks of ``world`` must make the same calls."""
+    """Writer of one checkpoint at a time; all ranks of ``world`` must make the same calls."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -230,7 +230,7 @@ class CheckpointWriter:
             self.wait()
 
     def _have_room(self, target: CheckpointTarget, tensors: Mapping[str, torch.Tensor]) -> bool:
-        """Whether every host has memory for the tensors of its ranks; all must call this."""
+        """Return whether every host has memory for its ranks' tensors; all ranks must call this."""
         own = float(sum(tensor.nbytes for tensor in tensors.values()))
         of_all = self._world.all_gather((own, free_host_memory().bytes))
         for host in dict.fromkeys(self._world.hosts):

@@ -1,4 +1,4 @@
-"""What modules give as their extra state (`torch.nn.Module.get_extra_state`), and get back."""
+"""Extra state of modules (`torch.nn.Module.get_extra_state`), read and restored."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from penstock.runtime.serialization import from_bytes, to_bytes
 from penstock.torch_internals import EXTRA_STATE
 
 PREFIX = "extra."
-"""Begins the names of tensors in a checkpoint whose bytes are the extra state of a module."""
+"""Prefix of the names of tensors in a checkpoint whose bytes are a module's extra state."""
 
 
 def extra_states(engine: Engine) -> dict[str, Any]:

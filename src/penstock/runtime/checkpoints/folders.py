@@ -10,7 +10,7 @@ from pathlib import Path
 from penstock.errors import BadInput
 
 REPLACED = ".replaced"
-"""Ends the name of a directory whose place another is about to take."""
+"""Suffix of the name of a directory whose place another is about to take."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class NewFolder:
                 shutil.rmtree(old)
 
     def complete_into(self, last: str) -> None:
-        """As `complete`, but its files move into a folder that exists; the file ``last`` last."""
+        """Do as `complete`, but move files into a folder that exists; the file ``last`` last."""
         if not self.final.exists():
             self.complete()
             return
@@ -62,14 +62,14 @@ class NewFolder:
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
-        """Within, what the system refuses to write is a `BadInput` in one line."""
+        """Raise `BadInput` in one line for what the system refuses to write."""
         try:
             yield
         except OSError as cause:
             raise BadInput(self.refusal(cause)) from cause
 
     def refusal(self, cause: Exception) -> str:
-        """Why it was not written, and what to do."""
+        """The reason why it was not written, and the remedy."""
         if isinstance(cause, BadInput):
             return str(cause)
         return f"{self.what} cannot be written ({cause}); free space or name another directory"

@@ -25,7 +25,7 @@ class StatefulLoader(Protocol):
 
 
 class ResumableLoader:
-    """A `DataLoader` that knows its position, down to the batch.
+    """A `DataLoader` that records its position, down to the batch.
 
         loader = ResumableLoader(DataLoader(data, 32, shuffle=True, generator=generator))
         for epoch in range(loader.epoch, 10):

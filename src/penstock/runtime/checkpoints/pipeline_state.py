@@ -1,4 +1,4 @@
-"""What a pipeline keeps in a checkpoint: tensors by name, and everything else as JSON."""
+"""State of a pipeline in a checkpoint: tensors by name, and everything else as JSON."""
 
 import warnings
 from collections.abc import Iterable, Mapping
@@ -92,9 +92,9 @@ def name_in(pipeline: int, name: str) -> str:
 def as_found_by(
     engine: Engine, stored: Mapping[str, StoredTensor], state: Mapping[str, Any]
 ) -> dict[str, StoredTensor]:
-    """The tensors of a checkpoint that this rank's pipeline goes on from, by their plain names.
+    """The tensors of a checkpoint from which this rank's pipeline continues, by their plain names.
 
-    Another number of pipelines than wrote it goes on from the first's.
+    Another number of pipelines than wrote it continues from the first's.
     """
     wrote = state.get("meetings") or {"pipelines": 1, "met": True}
     if wrote["pipelines"] != max(1, len(engine.pipelines)):

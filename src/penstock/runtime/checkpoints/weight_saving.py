@@ -1,4 +1,4 @@
-"""Writes weights in the layout of Hugging Face, and adapters in that of peft.
+"""Write weights in the layout of Hugging Face, and adapters in that of peft.
 
 Of weights, each rank writes the tensors that it owns. Adapters are small: rank 0 writes them.
 """
@@ -109,7 +109,7 @@ def finish(
 
 
 def saved_tensors(engine: Engine, own: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What this rank writes of its ``own``: the model's persistent tensors, tied ones once."""
+    """Select what this rank writes of its ``own``: the persistent tensors, tied ones once."""
     graph = engine.graph
     names: dict[str, list[str]] = {}
     for name in graph.model.state_dict():
@@ -124,7 +124,7 @@ def main_name(model: nn.Module, names: Sequence[str]) -> str:
 
 
 def whole_state_dict(engine: Engine) -> dict[str, Any]:
-    """What ``state_dict`` of model and loss gives, on rank 0; see `Pipeline.model_state_dict`."""
+    """Gather the ``state_dict`` of model and loss on rank 0; see `Pipeline.model_state_dict`."""
     check_not_quantised(engine, "model_state_dict()")
     program, tied = engine.graph.program, engine.graph.tied_names
     own = engine.held.owned_tensors()

@@ -82,7 +82,7 @@ class Inference:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Within, batches take the path of evaluation; tensors that are kept can be trained on."""
+        """Run batches on the path of evaluation; tensors that are kept can be trained on."""
         self._engine.trains = False
         try:
             with torch.inference_mode(False):
@@ -152,7 +152,7 @@ class RankOutputs:
         self._found: dict[tuple[int, int], torch.Tensor] = {}
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all outputs."""
         self._found.clear()
 
     def take(
@@ -216,7 +216,7 @@ def predict(
 
 
 def pieces_of(number: int, stage: int, plan: Plan, cut: BatchCut) -> Iterator[OutputRows]:
-    """Which ranks compute which rows of an output of ``stage``, in the order of the batch."""
+    """Yield the ranks and their rows of an output of ``stage``, in the order of the batch."""
     for micro_batch in range(len(cut.micro_batches)):
         for replica, device in enumerate(plan.holder(stage, micro_batch).devices):
             rows = cut.rows(micro_batch, stage, replica)

@@ -25,7 +25,7 @@ UNCOUNTED = set[torch.Tensor]()
 
 @contextmanager
 def uncounted(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Within, what is added to gradients counts no writes: see `GradientBucket`."""
+    """Exclude additions to gradients from the count of writes: see `GradientBucket`."""
     own = [(parameter, parameter.grad) for parameter in parameters]
     UNCOUNTED.update(parameter for parameter, _ in own)
     for parameter, gradient in own:
@@ -41,7 +41,7 @@ def uncounted(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
 
 
 class GradientSum(Protocol):
-    """Sums the gradients of a bucket over its holders, once in each iteration.
+    """Sum of the gradients of a bucket over its holders, once in each iteration.
 
     What waits raises `Stalled` if a holder does not take part in time, and `RunFailed` if one
     failed or vanished.
@@ -79,7 +79,7 @@ class GradientBucket:
     A gradient to which nothing was added is none, as in torch: an optimizer leaves its parameter as
     it is, where one of zeros would decay it. ``summed`` is ``flat`` followed by ``arrived``: for
     each parameter, on how many holders a gradient has arrived. ``views`` are the gradients. Each
-    counts the writes to it apart from ``flat``, and had been written ``writes`` times at the start.
+    counts the writes to it, not those to ``flat``, and had been written ``writes`` times at first.
     ``idle`` are the numbers of those that were not written since. ``divided``: the parameters are
     rows of some that other ranks hold the rest of.
     """
@@ -240,7 +240,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 def holders_of_parameters(
     graph: LayerGraph, plan: Plan, place: int = 0
 ) -> dict[str, tuple[int, ...]]:
-    """For each parameter, by its first name, the ranks that hold it (replicas and tied stages).
+    """The ranks that hold each parameter, by its first name (replicas and tied stages).
 
     Of tensor groups they are the ranks at ``place`` in each group, which hold equal shards.
     """
@@ -255,7 +255,7 @@ def holders_of_parameters(
 
 
 def stages_of_parameters(graph: LayerGraph, plan: Plan) -> dict[str, tuple[int, ...]]:
-    """For each parameter, by its first name, the stages that use it."""
+    """The stages that use each parameter, by its first name."""
     return {
         use.name: tuple(sorted({plan.stage_of_layer(layer) for layer in use.layers}))
         for use in graph.parameter_uses
@@ -265,7 +265,7 @@ def stages_of_parameters(graph: LayerGraph, plan: Plan) -> dict[str, tuple[int, 
 def owners_of_parameters(
     uses: Iterable[ParameterUse], holders: Mapping[str, Sequence[int]]
 ) -> dict[str, int]:
-    """For each trained parameter, by its first name, the rank that keeps its optimizer state.
+    """The rank that keeps the optimizer state of each trained parameter, by its first name.
 
     Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, SC
     2020, section 5.1: each rank keeps the optimizer state of a part of the parameters, gets the
@@ -365,7 +365,7 @@ class GradientBuckets:
         self.starts_early = world.backend != "nccl"
 
     def share(self, divided: Collection[torch.Tensor], group: dist.ProcessGroup) -> None:
-        """Say which parameters the ranks of a group divide: a gradient on one is one on all."""
+        """Mark the parameters that the ranks of a group divide: a gradient on one is one on all."""
         self._sharing = group
         for bucket in self.buckets:
             bucket.divided = bucket.parameters[0] in divided
@@ -393,7 +393,7 @@ class GradientBuckets:
 
     @contextmanager
     def launching(self, stage: int) -> Iterator[None]:
-        """Within a stage's last backward, start each all-reduce when its gradients are complete."""
+        """Start each all-reduce in a stage's last backward when its gradients are complete."""
         handles = []
         waiting = set(self._used[stage])
         for bucket in self.shared:
@@ -465,7 +465,7 @@ class GradientBuckets:
                 bucket.arrived.copy_(own)
 
     def _steps(self, bucket: GradientBucket) -> bool:
-        """Whether this rank has the bucket's sum, and steps its parameters."""
+        """Return whether this rank has the bucket's sum, and steps its parameters."""
         return bucket.values is None or bucket.owner == self._world.rank
 
     def scale(self, factor: float) -> None:

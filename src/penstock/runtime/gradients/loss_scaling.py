@@ -60,7 +60,7 @@ class LossScaler:
         self._good_steps = 0
 
     def state(self) -> dict[str, float]:
-        """What a checkpoint keeps."""
+        """The state for a checkpoint."""
         return {"scale": self.scale, "good_steps": self._good_steps, "terms": self._terms}
 
     def restore(self, state: Mapping[str, Any]) -> None:

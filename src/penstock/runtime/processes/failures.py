@@ -1,4 +1,4 @@
-"""When one rank fails, all ranks report why: it leaves a note in the store that the others read."""
+"""Report of a rank's failure on all ranks: it leaves a note in the store that the others read."""
 
 import time
 from collections.abc import Callable, Generator
@@ -11,14 +11,14 @@ from penstock.runtime.processes.world import World, connection_is_lost
 from penstock.torch_internals import default_store
 
 INSTANCES = count()
-"""Numbers pipelines, which every rank creates in the same order."""
+"""Numbers of pipelines, which every rank creates in the same order."""
 
 NOTE_WAIT_S = 1.5
-"""How long a rank that noticed a failure waits for the note of the failed rank."""
+"""Seconds that a rank that noticed a failure waits for the note of the failed rank."""
 
 
 class Failures:
-    """Makes all ranks fail if one does. ``abort`` closes this rank's connections.
+    """Failure of all ranks if one fails. ``abort`` closes this rank's connections.
 
     ``first`` is the first failure, in a line; empty as long as there is none.
     """
@@ -32,7 +32,7 @@ class Failures:
         self._looked_s = 0.0
 
     def check(self) -> None:
-        """Called again and again by a rank that waits for its GPU; raises if another has failed.
+        """Raise if another rank has failed; called repeatedly by a rank that waits for its GPU.
 
         A GPU that waits for a rank that has ended waits on, while Gloo raises an error.
         """
@@ -50,7 +50,7 @@ class Failures:
 
     @contextmanager
     def shared(self) -> Generator[None]:
-        """Within, any exception ends all ranks, each with the message of the first failure."""
+        """End all ranks at any exception, each with the message of the first failure."""
         if self.first:
             raise RunFailed(f"this pipeline has failed before ({self.first}); build a new one")
         try:
@@ -71,7 +71,7 @@ class Failures:
             HEARTBEAT.wait = None
 
     def leave(self, failure: BaseException) -> None:
-        """Tell the other ranks, which may wait for this one, of an error in the user's loop."""
+        """Report an error in the user's loop to the other ranks, which may wait for this one."""
         if not self.first:
             line = str(failure).partition("\n")[0]
             self._leave_note(f"rank {self._rank}: {line or type(failure).__name__}")

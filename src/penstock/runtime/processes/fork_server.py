@@ -1,4 +1,4 @@
-"""Starts the server that workers of this process are forked from, without importing torch here.
+"""Start the server that workers of this process are forked from, without importing torch here.
 
 The server imports torch once for all launches, since each import takes seconds. A command that will
 launch workers starts it first, and imports torch itself meanwhile. The server imports this module
@@ -22,7 +22,7 @@ IMPORTED_ONCE = ("penstock.runtime.processes.launch", "penstock.runtime.pipeline
 """The modules that the server imports; they must start no threads and use no devices."""
 
 SOCKET_FOLDER = "PENSTOCK_SOCKET_FOLDER"
-"""Tells the server the process that starts it, and the folder of its socket."""
+"""Environment variable with the process that starts the server, and its socket's folder."""
 
 
 def begin_fork_server(imports: Sequence[str]) -> None:
@@ -81,7 +81,7 @@ def ensure_fork_server(imports: Sequence[str] = ()) -> None:
 
 @contextmanager
 def environment(name: str, value: str) -> Iterator[None]:
-    """Within, an environment variable is set."""
+    """Set an environment variable; at the end restore it."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:

@@ -1,4 +1,4 @@
-"""What every rank publishes about itself, and what that tells a rank that waits too long.
+"""Positions that all ranks publish, from which a rank that waits too long finds the cause.
 
 A thread writes this rank's position into the store twice a second. It reads plain attributes that
 the runtime sets, so an action costs nothing more. A rank that has waited for some seconds reads the
@@ -26,38 +26,38 @@ R = TypeVar("R")
 Item = TypeVar("Item")
 
 BEAT_S = 0.5
-"""How often a rank writes its position."""
+"""Seconds between two writes of a rank's position."""
 
 LOOK_EVERY_S = 2.5
-"""How often a rank that waits reads the positions of the others, and when it does so first."""
+"""Seconds of a wait before a rank first reads the others' positions, and between two reads."""
 
 QUIET_S = 4.0
-"""A rank that has written nothing for so long does not answer."""
+"""Seconds without a write after which a rank does not answer."""
 
 LIMIT_S = 120.0
-"""How long a rank may give no answer, unless `Pipeline` was given another limit."""
+"""Seconds that a rank may give no answer, unless `Pipeline` was given another limit."""
 
 JOIN_LIMIT_S = 600.0
-"""How long a rank of another host may take to join: it imports torch from a disk of its own."""
+"""Seconds that a rank of another host may take to join: it imports torch from its own disk."""
 
 RARE_LIMIT_S = 1800.0
 """Time limit of rare exchanges in which one rank may work alone (checkpoint, verification)."""
 
 END_S = 2.0
-"""So long the end of the process waits for the thread, which may be in a call of a lost store."""
+"""Seconds that the process's end waits for the thread, which may be in a lost store's call."""
 
 BUILT, OWN_CODE = "has built its stages", "runs its own code"
 """The phases before the first call of a pipeline, and between two calls."""
 
 EXCHANGE = "exchange"
-"""Begins the name of a meeting that a rank enters only when it has sent and received all before."""
+"""Prefix of the name of a meeting that a rank enters only after all sends and receives before."""
 
 CUT = "the link to the host of the run's store is cut"
-"""Why the ranks cannot be asked where they are."""
+"""The reason why the positions of the ranks cannot be read."""
 
 
 class CurrentWait(NamedTuple):
-    """What a rank waits for; see `Position`. It began at ``since_s`` of `time.perf_counter`."""
+    """A rank's wait; see `Position`. It began at ``since_s`` of `time.perf_counter`."""
 
     what: Callable[[], str]
     peer: int
@@ -67,7 +67,7 @@ class CurrentWait(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a rank is: ``phase`` and ``action`` say what it does, as a verb with its object.
+    """Position of a rank: ``phase`` and ``action`` say what it does, as a verb with its object.
 
     It waits for ``what`` (empty: it does not wait) from ``peer``, or (-1) from all ranks that are
     not in the same ``meeting``, a collective operation. ``since_s`` is when the wait began, on the
@@ -85,7 +85,7 @@ class Position:
 
     @property
     def place(self) -> str:
-        """What the rank does, for messages."""
+        """Phase and action of the rank, for messages."""
         return f"{self.phase}, {self.action}" if self.action else self.phase
 
 
@@ -94,7 +94,7 @@ Positions = Mapping[int, Position | None]
 
 
 def awaited(rank: int, positions: Positions) -> list[int]:
-    """The ranks for which ``rank`` waits, as far as its position tells."""
+    """The ranks for which ``rank`` waits, as far as its position shows."""
     position = positions.get(rank)
     if position is None or not position.what:
         return []
@@ -122,7 +122,7 @@ def circle(positions: Positions) -> tuple[int, ...]:
 
 
 def chain(rank: int, positions: Positions, silent_s: Mapping[int, float]) -> str:
-    """Why ``rank`` waits, from rank to rank up to the one that keeps all waiting.
+    """The reason why ``rank`` waits, from rank to rank up to the one that keeps all waiting.
 
     ``silent_s`` are the ranks that do not answer, and for how long.
     """
@@ -135,7 +135,7 @@ def chain(rank: int, positions: Positions, silent_s: Mapping[int, float]) -> str
             links.append(f"rank {peers[0]}: none of them can go on")
             break
         if peer is None:
-            # It waits in a collective operation, which does not say for whom.
+            # It waits in a collective operation, which does not show for whom.
             peer = max(silent_s, key=lambda silent: silent_s[silent], default=None)
             if peer is None or peer in seen:
                 break
@@ -152,7 +152,7 @@ def chain(rank: int, positions: Positions, silent_s: Mapping[int, float]) -> str
 
 
 def final_link(position: Position | None, silent_s: float | None) -> str:
-    """What to say of a rank at the end of a chain."""
+    """Describe a rank at the end of a chain."""
     if position is None:
         return "has not joined the run"
     if silent_s is None:
@@ -170,9 +170,9 @@ def say_and_end(failure: RunFailed) -> None:
 
 
 class Heartbeat:
-    """What this process publishes. The runtime sets ``phase``, ``action`` and ``wait``.
+    """State that this process publishes. The runtime sets ``phase``, ``action`` and ``wait``.
 
-    ``acts``: the phase consists of actions. ``limit_s`` is how long another rank may not answer.
+    ``acts``: the phase consists of actions. ``limit_s``: seconds a rank may give no answer.
     One that has not joined yet may take ``joins_within_s``, if that is more. ``give_up`` ends this
     process when its data do not come.
     """
@@ -244,7 +244,7 @@ class Heartbeat:
             number += 1
 
     def closed(self, action: Callable[[], str]) -> None:
-        """The pipeline whose position is ``action`` is closed: lets go of what belonged to it."""
+        """Record that the pipeline at ``action`` is closed; release what belonged to it."""
         self.phase += " and has closed its pipeline"
         self.wait = None
         if self.action == action:
@@ -252,7 +252,7 @@ class Heartbeat:
 
     @contextmanager
     def waiting(self, wait: CurrentWait) -> Generator[None]:
-        """Within, this rank waits."""
+        """Publish ``wait`` as this rank's wait."""
         self.wait = wait
         try:
             yield
@@ -269,7 +269,7 @@ class Heartbeat:
         return Position(self._beat, self.phase, action, what(), peer, meeting, since_s, waited_s)
 
     def check(self) -> None:
-        """Called again and again by a rank that waits."""
+        """Raise if a rank does not answer, or two wait for each other; called while waiting."""
         now_s = time.perf_counter()
         if self.wait is None or now_s - max(self.wait.since_s, self._looked_s) < LOOK_EVERY_S:
             return
@@ -290,7 +290,7 @@ class Heartbeat:
             )
 
     def stalled(self, text: str) -> Stalled:
-        """The error with ``text``, which says what this rank waited for, and why it did not come.
+        """The error with ``text``, which names what this rank waited for, and why it did not come.
 
         What it waited for is still set.
         """
@@ -309,7 +309,7 @@ class Heartbeat:
         return {rank: age_s for rank, age_s in ages_s.items() if age_s > QUIET_S}
 
     def _limit_of(self, rank: int) -> float:
-        """How long a rank may not answer; one that has not joined yet may still start."""
+        """Return the seconds a rank may give no answer; one that has not joined may still start."""
         joined = self._positions.get(rank) is not None
         return self.limit_s if joined else max(self.limit_s, self.joins_within_s)
 
@@ -367,15 +367,15 @@ def key_of(rank: int) -> str:
 
 
 def link_is_cut(failure: BaseException) -> bool:
-    """Whether a store's host is silent; otherwise the process that serves the store has ended.
+    """Return whether a store's host is silent; otherwise the process that serves it has ended.
 
-    Torch has one type for both, so the text tells.
+    Torch has one type for both, so the text decides.
     """
     return "timed out" in str(failure)
 
 
 def doing(what: str, *, acts: bool = False) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Makes a method or function the phase ``what`` while it runs; see `Heartbeat`."""
+    """Make a method or function the phase ``what`` while it runs; see `Heartbeat`."""
 
     def decorate(method: Callable[P, R]) -> Callable[P, R]:
         @wraps(method)
@@ -395,6 +395,6 @@ def doing(what: str, *, acts: bool = False) -> Callable[[Callable[P, R]], Callab
 
 
 def after_batch(pipeline: object) -> str:
-    """How far a pipeline is, for a phase."""
+    """Words for a phase: the number of batches that a pipeline has done."""
     steps = getattr(pipeline, "steps", None)
     return f" after batch {steps}" if steps else ""

@@ -1,8 +1,8 @@
-"""Starts and stops worker processes on this machine, and reports one message if one fails.
+"""Start and stop worker processes on this machine, and report one message if one fails.
 
 Workers have torchrun's environment variables, so a function written for torchrun runs here
 unchanged. On Linux they are forked from a server that has imported torch once for all launches of
-this process, since each import takes seconds. A worker tells its result or its failure through a
+this process, since each import takes seconds. A worker sends its result or its failure through a
 pipe, which neither a full disk nor a cut link disturbs.
 """
 
@@ -59,16 +59,16 @@ LINGER_S = 1.0
 """Seconds that a rank lingers when another has failed, so that who has failed first is noticed."""
 
 GRACE_S = 1.5
-"""How long the other workers have to end by themselves when one has failed."""
+"""Seconds that the other workers have to end by themselves when one has failed."""
 
 GRACE_AFTER_A_KILL_S = 0.1
-"""The same when one was killed: then they have nothing to say, and a run may wait to go on."""
+"""The same when one was killed: then they have nothing to report, and a run may wait to resume."""
 
 LOOK_EVERY_S = 5.0
-"""How often the launcher looks whether a worker is stopped."""
+"""Seconds between two checks of whether a worker is stopped."""
 
 STOPPED_LIMIT_S = LIMIT_S
-"""How long a signal may stop a worker."""
+"""Seconds that a signal may stop a worker."""
 
 UNKNOWN = 255
 """The exit code that a process has for multiprocessing when its fork server has ended."""
@@ -84,14 +84,14 @@ SIGNAL_HINTS = {
     signal.SIGABRT: IN_MACHINE_CODE,
     signal.SIGBUS: "shared memory may have run out: see how full /dev/shm is",
 }
-"""What to do about a worker that ended by a signal."""
+"""Remedies for a worker that ended by a signal."""
 
 
 @dataclass(slots=True)
 class WorkerProcess:
     """A process; ``exit_code`` is None until it has ended by itself.
 
-    It tells its ``result``, or its ``failure`` and when that was.
+    It sends its ``result``, or its ``failure`` and ``time_s``, when that was.
     """
 
     rank: int
@@ -104,8 +104,8 @@ class WorkerProcess:
     result: Any = None
 
     def read(self) -> None:
-        """Take what the process has told, and close the pipe."""
-        # A process that has ended may have told nothing, or only a part.
+        """Read what the process has sent, and close the pipe."""
+        # A process that has ended may have sent nothing, or only a part.
         with suppress(EOFError, OSError):
             self.time_s, self.failure, self.result = pickle.loads(self.pipe.recv_bytes())
         self.pipe.close()
@@ -207,7 +207,7 @@ class WithCode:
 
 @contextmanager
 def log_files(given: Path | None) -> Iterator[Path]:
-    """Within, the directory of the workers' tracebacks, cleared of those of an earlier launch.
+    """Yield the directory of the workers' tracebacks, cleared of those of an earlier launch.
 
     A temporary directory is removed afterwards, unless an error names a traceback in it.
     """
@@ -228,7 +228,7 @@ def log_files(given: Path | None) -> Iterator[Path]:
 
 @contextmanager
 def signals_raised() -> Generator[None]:
-    """Within, signals that ask this process to end raise an exception in its main thread."""
+    """Raise an exception in the main thread for signals that request this process to end."""
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
@@ -347,7 +347,7 @@ def await_workers(workers: Sequence[WorkerProcess]) -> None:
 
 
 def is_stopped(process: int) -> bool:
-    """Whether a signal has stopped the process (Linux; elsewhere it is not known)."""
+    """Return whether a signal has stopped the process (Linux; elsewhere it is not known)."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text()
     except OSError:
@@ -377,9 +377,9 @@ def stop(workers: Sequence[WorkerProcess], shutdown_s: float) -> None:
 
 
 def root_cause(workers: Sequence[WorkerProcess]) -> BaseException:
-    """The first failure: a killed worker if there is one, else the earliest that was told.
+    """The first failure: a killed worker if there is one, else the earliest that was reported.
 
-    What a worker says of its own comes before what it says of another.
+    A worker's own failure outranks a report about a peer.
     """
     for worker in workers:
         if worker.exit_code is not None and worker.exit_code < 0:
@@ -412,7 +412,7 @@ def worker_main(
     log_directory: Path,
     output: object,
 ) -> None:
-    """The main function of each process: runs ``function``, tells the launcher how that ended."""
+    """The main function of each process: runs ``function``, reports its outcome to the launcher."""
     die_with_launcher()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
     # Forks have the server's environment, which may be older than the launcher's.
@@ -435,7 +435,7 @@ def worker_main(
 
 
 def end_with(failure: BaseException, rank: int, pipe: Connection, log_directory: Path) -> None:
-    """Tell the launcher the failure, and end this process."""
+    """Report the failure to the launcher, and end this process."""
     if isinstance(failure, SaidByAnotherRank):
         time.sleep(LINGER_S)
     else:
@@ -468,7 +468,7 @@ def failure_told(failure: BaseException, rank: int, log_directory: Path) -> Base
 
 
 def long_slices_if_crowded() -> None:
-    """If this host has more ranks than cores, let each compute longer without a change (Linux).
+    """Lengthen the time slices of this process if its host has more ranks than cores (Linux).
 
     Otherwise a worker that becomes ready interrupts one that computes, which evicts caches and
     costs some percent of the time.
@@ -494,7 +494,7 @@ def die_with_launcher() -> None:
 
 
 class OwnOutput:
-    """Makes the output of the process that unpickles it that of the process that has pickled it.
+    """Output of the process that has pickled it, for the process that unpickles it.
 
     A fork's output is that of the server, which may have been started before this process
     redirected its own.
@@ -515,11 +515,11 @@ def take_output(*streams: tuple[int, Any]) -> None:
 SHARED_MEMORY = "/dev/shm"
 
 ENOUGH_BYTES = 1 << 30
-"""With so much free, shared memory is not the disk that is full."""
+"""Free bytes with which shared memory is not the disk that is full."""
 
 
 def shortage_words(cause: BaseException) -> str:
-    """What ran out, its limit and the remedy; empty for other errors.
+    """Describe what ran out, its limit and the remedy; empty for other errors.
 
     >>> shortage_words(ValueError("no number"))
     ''

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from penstock.errors import BadInput, Infeasible
 
 SAID_WITHIN = timedelta(seconds=30)
-"""A rank prints its refusal if rank 0 has not printed the same for so long."""
+"""Time for which a rank waits for rank 0 to print the same refusal, before it prints its own."""
 
 
 def print_refusals_once() -> None:

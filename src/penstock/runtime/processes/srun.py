@@ -1,4 +1,4 @@
-"""Whether this process is one of several, and what srun tells it, in the variables of torchrun.
+"""Rank of this process among several; srun's variables are translated to torchrun's.
 
 Source: the page of srun in Slurm's manual, section "output environment variables" (Slurm 24.05).
 """
@@ -23,7 +23,7 @@ class OneOfSeveral:
 
 
 def one_of_several() -> OneOfSeveral:
-    """What torchrun or srun says of this process; where srun does, torchrun's variables are set.
+    """Return this process's rank by torchrun or srun; under srun, torchrun's variables are set.
 
     Torch prints warnings that concern no user of several ranks; call this before it is imported.
     """

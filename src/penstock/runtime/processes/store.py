@@ -5,7 +5,7 @@ with torchrun: the network is trusted.
 
 Torchrun's agent serves one store for as long as it lives. When it starts the ranks again, the store
 still holds the addresses, positions and notes of those that have ended. Neither its port nor
-``TORCHELASTIC_RESTART_COUNT`` tells the starts apart: the count stays when hosts come and go, and
+``TORCHELASTIC_RESTART_COUNT`` distinguishes the starts: the count stays when hosts come and go, and
 differs between hosts. So the ranks agree on a new name, and put it in front of all keys.
 """
 
@@ -31,7 +31,7 @@ SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.25
 """Between two looks at a store for a value that is not there yet."""
 
 UNREACHABLE_S = 30.0
-"""After so many seconds without a sign from the store's host, a connection to it is lost."""
+"""Seconds without a sign from the store's host after which a connection to it is lost."""
 
 
 class StoreLost(RunFailed, RuntimeError):
@@ -39,7 +39,7 @@ class StoreLost(RunFailed, RuntimeError):
 
 
 class RunStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
-    """A store that says in a line when it is lost, and waits only as long as ranks answer.
+    """A store that reports in a line when it is lost, and waits only as long as ranks answer.
 
     ``prefix`` is put in front of every key.
     """
@@ -96,9 +96,9 @@ class RunStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
 
 @contextmanager
 def joining() -> Generator[Callable[[], float]]:
-    """Within, this rank waits for others to join, as long as they answer.
+    """Publish that this rank waits for others to join, as long as they answer.
 
-    The function pauses between two looks at the store, and says for how many seconds the rank has
+    The function pauses between two looks at the store, and returns the seconds that the rank has
     waited. A pause is a twentieth of that: a value is found a little late, and a long wait costs
     little.
     """
@@ -116,7 +116,7 @@ def joining() -> Generator[Callable[[], float]]:
 
 @contextmanager
 def reaching() -> Iterator[None]:
-    """Within, an error of the network is said in a line."""
+    """Raise `StoreLost` with a message of one line for an error of the network."""
     try:
         yield
     except dist.DistNetworkError as cause:
@@ -255,9 +255,9 @@ def name_of_start(store: RunStore, rank: int, limit_s: float) -> str:
 
 
 def tell_start(store: RunStore, name: str, size: int) -> None:
-    """Give ``name`` to every rank that asks, until all have taken it.
+    """Send ``name`` to every rank that requests it, until all have taken it.
 
-    The number found for a rank may be that of an earlier one. When the present one asks, there is
+    The number found for a rank may be that of an earlier one. At the present one's request there is
     another number, and it gets an answer as well.
     """
     answered, waiting = dict[int, str](), set(range(1, size))
@@ -274,7 +274,7 @@ def tell_start(store: RunStore, name: str, size: int) -> None:
 
 
 def written(store: RunStore, key: str) -> str:
-    """What the store holds at a key; empty if nothing."""
+    """Read the store's value at a key; empty if there is none."""
     return store.get(key).decode() if store.check([key]) else ""
 
 

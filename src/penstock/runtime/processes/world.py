@@ -39,7 +39,7 @@ T = TypeVar("T")
 NAME = "a message between ranks"
 
 PADDED_BYTES = 1 << 20
-"""Values up to so long are exchanged at once, padded to the longest; longer ones in turn."""
+"""Most bytes of values that are exchanged at once, padded to the longest; longer ones in turn."""
 
 SLOWEST_BYTES_PER_S = 10e6
 """A large transfer may take as long as at this rate."""
@@ -53,21 +53,21 @@ Groups: TypeAlias = Mapping[tuple[int, ...], dist.ProcessGroup]
 """Process groups by their ranks."""
 
 DEFAULT_GROUPS = count()
-"""Numbers the default groups created here, equally on every rank."""
+"""Numbers of the default groups created here, equal on every rank."""
 
 USERS: Counter[dist.ProcessGroup] = Counter()
-"""How many worlds use a default group that `join_world` has created; the last destroys it."""
+"""Number of worlds that use a default group of `join_world`; the last destroys it."""
 
 NCCL_SETTINGS = {
-    # A rank that fails aborts its groups and says why; torch would end the process instead.
+    # A rank that fails aborts its groups and reports why; torch would end the process instead.
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
-    # That one communicator carries messages one after another is meant.
+    # Silence the warning: serialised P2P on one communicator is intended.
     "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "0",
 }
 """Torch's settings of NCCL, unless the user has set them."""
 
 LET_GO_WITHIN_S = 2.0
-"""So long `let_go` waits, since a thread of Gloo ends only when its peers send or end."""
+"""Seconds that `let_go` waits, since a thread of Gloo ends only when its peers send or end."""
 
 
 @dataclass
@@ -100,7 +100,7 @@ class World:
 
     @property
     def one_host(self) -> bool:
-        """Whether all ranks see the same processes and share memory."""
+        """True if all ranks see the same processes and share memory."""
         return len(set(self.hosts)) == 1
 
     def take_device(self, asked: torch.device | str | None) -> None:
@@ -147,7 +147,7 @@ class World:
 
     @property
     def sharing(self) -> str:
-        """Which ranks share a GPU, in words; empty if none do."""
+        """The ranks that share a GPU, in words; empty if none do."""
         ranks: dict[tuple[str, str], list[int]] = {}
         for rank, place in enumerate(zip(self.hosts, self.devices, strict=True)):
             ranks.setdefault(place, []).append(rank)
@@ -312,7 +312,7 @@ class World:
             let_go(self._destroyed())
 
     def _destroyed(self) -> list[dist.ProcessGroup]:
-        """All groups, of which torch knows no more."""
+        """Remove all groups from torch, and return them."""
         found = [*self.groups]
         for group in found:
             self._destroy(group, dist.destroy_process_group)
@@ -358,8 +358,8 @@ def new_nccl_group(ranks: Sequence[int], device: torch.device) -> object:
 
     With a ``device_id`` torch makes it at once, for all operations. Without, it would make another
     for each two ranks at their first message. The streams of its operations are put before those of
-    the computation, which may have many kernels waiting. Its time limit counts from when the host
-    asks for an operation, long before the GPU comes to it: `DeviceClock` has the limit that counts.
+    the computation, which may have many kernels waiting. Its time limit counts from the host's
+    request, long before the GPU comes to the operation: `DeviceClock` has the limit that counts.
     """
     for name, value in NCCL_SETTINGS.items():
         os.environ.setdefault(name, value)
@@ -526,17 +526,17 @@ def failure_of(cause: RuntimeError, world: World, what: str, lost: RunFailed) ->
 
 
 def has_timed_out(failure: BaseException) -> bool:
-    """Whether an operation of a process group ended because its time limit was over.
+    """Return whether an operation of a process group ended because its time limit was over.
 
-    Gloo raises a plain `RuntimeError` for everything, so the text tells.
+    Gloo raises a plain `RuntimeError` for everything, so the text decides.
     """
     return "imed out" in str(failure) or "imeout" in str(failure)
 
 
 def connection_is_lost(failure: BaseException) -> bool:
-    """Whether an operation of a group ended because another rank has left the group.
+    """Return whether an operation of a group ended because another rank has left the group.
 
-    Torch has no type of error for it, so the text tells: a path of Gloo's source, a result of NCCL.
+    Torch has no type of error for it: the text has a path of Gloo's source, or a result of NCCL.
     """
     text = str(failure)
     gone = "gloo/transport/" in text or "ncclRemoteError" in text
@@ -544,5 +544,5 @@ def connection_is_lost(failure: BaseException) -> bool:
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a contiguous tensor, so that all element types are sent alike."""
+    """The bytes of a contiguous tensor, so that all element types are sent the same way."""
     return tensor.reshape(-1).view(torch.uint8)

@@ -20,7 +20,7 @@ from penstock.torch_internals import BatchNorm
 
 
 class SynchronisedBatchNorm(TorchCalls):
-    """While active, batch normalisation in training uses statistics of all replicas.
+    """Batch normalisation in training by statistics of all replicas, while active.
 
     This rank is number ``replica`` of ``ranks``, whose group is in ``groups`` until it ends. With
     ``counting`` false this rank's rows are borrowed: it takes part but does not contribute.
@@ -200,5 +200,5 @@ def along_channels(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def uses_batch_norm(stage: StageModule) -> bool:
-    """Whether a stage normalises samples over the batch, by modules or by functions."""
+    """Return whether a stage normalises samples over the batch, by modules or by functions."""
     return stage.normalises or any(isinstance(part, BatchNorm) for part in stage.modules())

@@ -1,4 +1,4 @@
-"""Builds the stages that this rank holds from a model and a plan."""
+"""Build the stages that this rank holds from a model and a plan."""
 
 import zlib
 from collections.abc import Iterable, Mapping
@@ -117,7 +117,7 @@ def check_plan_fits(plan: Plan, graph: LayerGraph, world: World, *, may_idle: bo
 
 
 def check_carried(plan: Plan, graph: LayerGraph) -> None:
-    """Raise `BadInput` if rows of a batch would go on from others than those of the last batch."""
+    """Raise `BadInput` if rows of a batch would continue others than those of the last batch."""
     replicas = max(stage.replicas for stage in plan.stages)
     if plan.micro_batches == replicas == 1:
         return
@@ -238,10 +238,10 @@ def share_tied(programs: Iterable[StageProgram], tied_names: Mapping[str, str]) 
 
 
 class StageCalls(Protocol):
-    """Says how stages are called in training."""
+    """Factory of the calls of stages in training."""
 
     def call_of(self, program: StageProgram) -> StageCall:
-        """How a stage, or a part of it, is called."""
+        """Create the call of a stage, or of a part of it."""
         ...
 
 
@@ -256,7 +256,7 @@ def runner_of(
 ) -> ModuleRunner:
     """The runner of ``program``; it runs layer by layer if ``stage`` recomputes by block.
 
-    It is called as ``calls`` says (compiled, or on shards). ``options`` are those of
+    ``calls`` makes its call (compiled, or on shards). ``options`` are those of
     `ModuleRunner`.
     """
     in_parts: dict[str, Any] = {"by_block": stage.by_block}

@@ -45,12 +45,12 @@ DYNAMO = compiler()
 """Imported here, so that workers have it from the server that forks them: optimizers import it."""
 
 OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"fallback_random": True}
-"""With this, dropout draws the same numbers as without compilation."""
+"""Compiler options with which dropout draws the same numbers as without compilation."""
 
 COMPILERS = ("g++", "c++", "clang++")
 
 VARIANTS = 1024
-"""How often code may be compiled for modules that differ in more than tensors (torch: 8).
+"""Most compilations of code for modules that differ in more than tensors (torch: 8).
 
 Modules of one class share compiled code; a number such as that of the layer makes them differ.
 """
@@ -75,7 +75,7 @@ def check_compiler(device: torch.device) -> None:
 
 
 PLAIN_RUNS = 8
-"""After so many forwards, none of them compiled, a run says why."""
+"""Forwards, none of them compiled, after which a run reports why."""
 
 
 class CompiledCall(StageCall):
@@ -153,7 +153,7 @@ class CompiledCall(StageCall):
         return self._plain.others()
 
     def tell(self, context: RunContext) -> None:
-        """Say which run the next one is."""
+        """Receive the context of the next run."""
         self._plain.tell(context)
 
     def prepare(
@@ -214,7 +214,7 @@ class CompiledCall(StageCall):
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Within, torch's compiler has the settings that stages need."""
+    """Set torch's compiler as stages need it."""
     settings = DYNAMO.config.patch(
         recompile_limit=VARIANTS,
         accumulated_recompile_limit=VARIANTS,
@@ -228,7 +228,7 @@ def compiling() -> Iterator[None]:
 
 
 def parts_of(module: StageModule) -> list[nn.Module]:
-    """What may be compiled: the stage's blocks, then its units.
+    """Return the modules that may be compiled: the stage's blocks, then its units.
 
     Not those of one kernel, and not those that change Python state, which is different in every
     run, so that compiled code would be useless the next time.
@@ -252,7 +252,7 @@ def forward_of(part: nn.Module) -> Callable[..., Any]:
 
 
 def has_own_forward(part: nn.Module) -> bool:
-    """Whether the user has given a module another forward, or has compiled it."""
+    """Return whether the user has given a module another forward, or has compiled it."""
     own = part.__dict__
     return "forward" in own or own.get(COMPILED_CALL) is not None
 
@@ -275,10 +275,9 @@ def watched(part: nn.Module, refused: set[int]) -> Callable[..., Any]:
 
 
 class StageCompiler:
-    """Creates the compiled stages of a rank, and compiles them all before the first step.
+    """Compiler of a rank's stages, which compiles them all before the first step.
 
-    ``graphs`` is the number of graphs that torch has compiled for them; modules that are alike
-    share one.
+    ``graphs`` is the number of graphs that torch has compiled for them; equal modules share one.
     """
 
     def __init__(self, device: torch.device) -> None:

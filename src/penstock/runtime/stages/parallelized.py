@@ -60,7 +60,7 @@ Place = tuple[dict[str, Any], str]
 
 @dataclass(frozen=True)
 class Division:
-    """How a function has divided a tensor: its placement, and the whole's shape and stride."""
+    """Division of a tensor by a function: its placement, and the whole's shape and stride."""
 
     placement: Placement
     shape: torch.Size
@@ -154,7 +154,7 @@ class ParallelizedShards(Shards):
             self.dims[first], self.sizes[first] = dim, found.shape[dim]
 
     def left_whole(self) -> AbstractContextManager[None]:
-        """Within, modules are as the user made them, without what the function has changed."""
+        """Hold modules as the user made them, without what the function has changed."""
         return exchanged(self._changed)
 
     def as_dtensor(self, name: str, shard: torch.Tensor) -> DTensor:
@@ -193,11 +193,11 @@ class ParallelizedShards(Shards):
         super().leave()
 
     def divides(self, stage: int) -> bool:
-        """Whether this rank has shards of a stage: of all, or of none."""
+        """Return whether this rank has shards of a stage: of all, or of none."""
         return self.is_divided
 
     def places_of(self, program: StageProgram) -> dict[str, Place]:
-        """Where the tensors of a stage are that the function has made DTensors, by name."""
+        """The places of a stage's tensors that the function has made DTensors, by name."""
         module, whole = program.module, program.module.graph.program
         named = (*module.named_parameters(), *module.named_buffers())
         own = {self.tied.get(name, name) for name, _ in named} & self._divisions.keys()
@@ -205,12 +205,12 @@ class ParallelizedShards(Shards):
         return {name: whole.places(name) for name in every if self.tied.get(name, name) in own}
 
     def call_of(self, program: StageProgram) -> "ParallelizedCall":
-        """How a stage of this rank's group, or a part of it, is called."""
+        """Create the call of a stage of this rank's group, or of a part of it."""
         return ParallelizedCall(self, program)
 
 
 class ParallelizedCall(ProgramCall):
-    """Calls a stage of which this rank holds shards; all results are plain and whole.
+    """Call of a stage of which this rank holds shards; all results are plain and whole.
 
     Weights that are DTensors get their gradients in the first half of a backward.
     """
@@ -237,7 +237,7 @@ class ParallelizedCall(ProgramCall):
 
     @contextmanager
     def in_backward(self) -> Iterator[None]:
-        """Within, modules hold DTensors: checkpoints run forwards again in the backward."""
+        """Hold DTensors in modules, since checkpoints run forwards again in the backward."""
         parts = [
             ((held, key), self._shards.as_dtensor(name, held[key]))
             for name, (held, key) in self._places.items()
@@ -284,7 +284,7 @@ class ParallelizedCall(ProgramCall):
             raise self._refusal("gives other numbers on its shards than left whole")
 
     def _gathered(self) -> AbstractContextManager[None]:
-        """Within, modules hold all of the tensors of which this rank has shards."""
+        """Hold in modules the whole tensors of which this rank has shards."""
         shards, whole = self._shards, dict[str, torch.Tensor]()
         parts: list[tuple[Place, torch.Tensor]] = []
         for name, (held, key) in self._places.items():
@@ -321,7 +321,7 @@ def kept(value: Any) -> Any:
 
 
 def marks(value: Any) -> Any:
-    """What changes if an attribute becomes another object, or a dict gets other contents."""
+    """Return marks that change if an attribute is another object, or a dict has other contents."""
     return [(n, id(v)) for n, v in value.items()] if isinstance(value, dict) else id(value)
 
 
@@ -340,7 +340,7 @@ def put(values: Iterable[tuple[Place, Any]]) -> None:
 
 @contextmanager
 def exchanged(values: Sequence[tuple[Place, Any]]) -> Iterator[None]:
-    """Within, other values are in these places."""
+    """Hold other values in these places; at the end restore the old ones."""
     own = [((held, key), kept(held.get(key, MISSING))) for (held, key), _ in values]
     put(values)
     try:
@@ -363,7 +363,7 @@ def limit_of(tensors: Iterable[torch.Tensor], device: torch.device) -> float:
 
 
 def differ(one: torch.Tensor, other: torch.Tensor, limit: float) -> bool:
-    """Whether two results differ in shape, or by more than a share of the second."""
+    """Return whether two results differ in shape, or by more than a share of the second."""
     a, b = one.double(), other.double()
     return a.shape != b.shape or bool((a - b).norm() > limit * b.norm())
 

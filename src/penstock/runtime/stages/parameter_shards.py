@@ -1,4 +1,4 @@
-"""Stages whose ranks divide their parameters, and gather them for the time of each pass.
+"""Stages whose parameters are sharded over ranks, and all-gathered for each pass.
 
 Each rank keeps a share of the rows of every parameter, of its gradient and of the optimizer's state
 (ZeRO stage 3: Rajbhandari et al., SC 2020, section 5.3; FSDP: Zhao et al., VLDB 2023). A block of
@@ -8,8 +8,8 @@ the model is gathered as one unit:
     forward                block 0, free       block 1, free    ...
     backward    gather 1   gather 0   block 1, reduce-scatter, free   block 0, ...
 
-From a part's second pass on, the unit after the one that computes is gathered beside it. Passes of
-one part are alike, on every rank, so all ranks send in the same order.
+From a part's second pass on, the unit after the one that computes is prefetched. Passes of one part
+are the same on every rank, so all ranks send in the same order.
 
 Not torch's own `fully_shard`: its hooks around a module do not fire where a stage begins or ends
 within that module's call, it replaces the user's parameters and classes, and it cannot be undone.
@@ -109,7 +109,7 @@ class Unit:
         self._memory.untyped_storage().resize_(0)
 
     def begin(self) -> None:
-        """Let the values come, which the next `gather` awaits."""
+        """Start the all-gather of the values, which the next `gather` awaits."""
         if self.is_whole or self._coming is not None:
             return
         for member in self.members:  # the user's loop may have put it elsewhere, by p.data = x
@@ -137,7 +137,7 @@ class Unit:
             parameter.data = member.whole
 
     def _come(self) -> torch.Tensor:
-        """What has been begun, when it is there."""
+        """Wait for the all-gather that has begun, and return its result."""
         assert self._coming is not None
         (work, found), self._coming = self._coming, None
         self._await(work, found, "parameters")
@@ -204,13 +204,13 @@ def padded(gradient: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
 
 
 class GatheredCall(StageCall):
-    """Calls a stage, or a part of one, whose units are gathered when they are needed.
+    """Call of a stage, or a part of one, whose units are gathered when they are needed.
 
     ``hooked`` are units by the module around whose call they are gathered. The others that the part
     reads, ``around``, are gathered for a whole pass. With ``stays`` a replay leaves them gathered
     for the backward that follows it.
 
-    ``earlier`` and ``later`` are the calls of the parts beside this one, if a stage's parts always
+    ``earlier`` and ``later`` are the calls of the parts next to this one, if a stage's parts always
     run one after another, and again before their backwards.
     """
 
@@ -242,7 +242,7 @@ class GatheredCall(StageCall):
         return [*self.around, *(unit for own in self.hooked.values() for unit in own)]
 
     def tell(self, context: RunContext) -> None:
-        """Say which run the next one is."""
+        """Receive the context of the next run."""
         self.is_kept = self._stays and context.replay
         self._call.tell(context)
 
@@ -256,7 +256,7 @@ class GatheredCall(StageCall):
         inputs: Sequence[torch.Tensor],
         deferred: DeferredGradients | None = None,
     ) -> Any:
-        """Run the part; the outputs' gradients will gather what is not gathered by a module's."""
+        """Run the part. Units without a backward hook are gathered at the outputs' gradients."""
         stays = False
         for unit in self.around:
             unit.gather()
@@ -295,7 +295,7 @@ class GatheredCall(StageCall):
             self._begin_before(place)
 
     def begin_after(self, path: str) -> None:
-        """Let the units come that are needed after those of a module; of the first after ``""``."""
+        """Prefetch the units that are needed after those of a module; the first after ``""``."""
         if path and path not in self._order:
             self._order.append(path)
         later = self._order[self._order.index(path) + 1 :] if path else self._order
@@ -305,14 +305,14 @@ class GatheredCall(StageCall):
             self.later.begin()
 
     def _begin_before(self, place: int) -> None:
-        """Let the units come that a backward needs after those of a place in the order."""
+        """Prefetch the units that a backward needs after those of a place in the order."""
         if place:
             self._begin(self._order[place - 1])
         elif self.earlier is not None:
             self.earlier.begin()
 
     def begin(self) -> None:
-        """Let the units come with which a forward of this part begins."""
+        """Prefetch the units with which a forward of this part begins."""
         for unit in self.around:
             unit.begin()
         if self._order:
@@ -329,7 +329,7 @@ class GatheredCall(StageCall):
 
 
 def gather_ahead(calls: Sequence[object]) -> None:
-    """Tell the calls of a stage's parts, which always run in this order, of one another."""
+    """Link the calls of a stage's parts, always run in this order, to prefetch for each other."""
     for earlier, later in pairwise(calls):
         if isinstance(earlier, GatheredCall) and isinstance(later, GatheredCall):
             earlier.later, later.earlier = later, earlier
@@ -383,11 +383,11 @@ class ParameterShards(Shards):
         super().leave()
 
     def divides(self, stage: int) -> bool:
-        """Whether the ranks of a stage divide its parameters."""
+        """Return whether the parameters of a stage are sharded."""
         return self._plan.stages[stage].sharding == "parameters"
 
     def call_of(self, program: StageProgram) -> GatheredCall:
-        """How a stage of this rank, or a part of it, is called."""
+        """Create the call of a stage of this rank, or of a part of it."""
         module = program.module
         stage = self._plan.stages[self._plan.stage_of_layer(program.layers.start)]
         held = {id(parameter) for parameter in module.parameters()}
@@ -453,7 +453,7 @@ class ParameterShards(Shards):
 
 
 def is_within(block: BlockCall, first: int, last: int) -> bool:
-    """Whether a call of a block is all between two events, and others use only its result."""
+    """Return whether a block's call is all between two events, and others use only its result."""
     return block.closed and first <= block.first and block.last <= last
 
 

@@ -21,12 +21,12 @@ from penstock.runtime.stages.parameter_shards import gather_ahead
 from penstock.runtime.stages.runner import ModuleRunner, StageInputs, Tensors
 
 Watch: TypeAlias = Callable[[Literal["forward", "backward"], ModuleRunner, int, Tensors], None]
-"""Is told what a part has made: sent tensors, or gradients of received ones and of parameters."""
+"""Callback with a part's results: sent tensors, or gradients of received ones and parameters."""
 
 
 @dataclass(frozen=True)
 class RecomputeRun:
-    """A layer of a stage, or several together that cannot run apart.
+    """A layer of a stage, or several together that cannot run separately.
 
     ``leaves`` are the indexes, among the stage's leaves of the batch, of those that it reads.
     """
@@ -53,7 +53,7 @@ def recompute_run(
 def single_layers(
     graph: LayerGraph, stage: Stage, program: StageProgram
 ) -> tuple[RecomputeRun, ...]:
-    """The layers of a stage one by one, or several together that cannot run apart."""
+    """The layers of a stage one by one, or several together that cannot run separately."""
     parts: list[RecomputeRun] = []
     start, again = stage.layers.start, stage.recompute or stage.by_block
     for stop in range(start + 1, stage.layers.stop + 1):
@@ -71,8 +71,8 @@ class PartlyRecomputed(ModuleRunner):
     """A stage that runs part by part if a micro-batch is recomputed, and as a whole otherwise.
 
     With ``by_block`` all micro-batches are, each part of them right before its own backward.
-    ``call_of`` creates the call of a part in training (``None``: the fastest). ``watch`` is told
-    what every part makes in its forwards and backwards of a micro-batch; then all run apart. All
+    ``call_of`` creates the call of a part in training (``None``: the fastest). ``watch`` receives
+    what every part makes in its forwards and backwards of a micro-batch; then each runs alone. All
     other options are those of `ModuleRunner`.
     """
 
@@ -205,7 +205,7 @@ def detached(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def share_parameters(parts: Sequence[RecomputeRun]) -> bool:
-    """Whether several parts use the same parameter, so that its gradient arrives several times."""
+    """Return whether parts share a parameter, so that its gradient arrives several times."""
     used: set[int] = set()
     for part in parts:
         own = {id(p) for p in part.program.module.parameters() if p.requires_grad}

@@ -32,15 +32,15 @@ class RandomStream:
         self.state: RandomState = torch.Generator().manual_seed(number).get_state(), own
 
     def name(self, step: int, number: int = 0) -> tuple[int, ...]:
-        """What tells a batch, of several of a step, from all others, and from those of other seeds.
+        """Unique name of a batch, of several of a step, among all others and those of other seeds.
 
-        It is equal on all ranks: what stages draw alike follows from it.
+        It is equal on all ranks: what stages draw equally follows from it.
         """
         return self._seed, step, number
 
     @contextmanager
     def drawn(self) -> Iterator[None]:
-        """Within, the global generators continue this stream; they are restored afterwards."""
+        """Continue this stream in the global generators; they are restored afterwards."""
         before = random_state(self._device)
         restore_random_state(self._device, self.state)
         try:
@@ -51,7 +51,7 @@ class RandomStream:
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Within, the same as `drawn`; afterwards this stream is restored too."""
+        """Do the same as `drawn`; afterwards restore this stream, too."""
         kept = self.state
         try:
             with self.drawn():
@@ -74,7 +74,7 @@ class RandomStream:
 
 @contextmanager
 def replayed(module: nn.Module, device: torch.device, before: RandomState) -> Iterator[None]:
-    """Within, dropout draws from the state ``before``, and writes to buffers have no effect.
+    """Replay dropout from the state ``before``; writes to buffers have no effect.
 
     The module gets copies of its buffers. Restoring the old values instead would not work: autograd
     may have saved a buffer for the backward, and rejects one that was written to in between.

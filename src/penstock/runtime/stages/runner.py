@@ -1,4 +1,4 @@
-"""Runs one stage on this rank's rows: forward, backward, its two halves, recompute."""
+"""Run one stage on this rank's rows: forward, backward, its two halves, recompute."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,7 +23,7 @@ Tensors: TypeAlias = Sequence[torch.Tensor | None]
 
 
 Work: TypeAlias = Callable[[int, Tensors], Tensors]
-"""Runs an action of a micro-batch: takes what was received, returns what to send."""
+"""Function of an action of a micro-batch: takes what was received, returns what to send."""
 
 
 class StageRunner(Protocol):
@@ -47,8 +47,8 @@ class StageInputs:
     keeps only its inputs. ``last_backward`` is the micro-batch that completes the parameters'
     gradients (-1: none). ``halved`` are the micro-batches with a backward in two halves.
     ``ranges[m]`` says where they are among the ``samples`` of the batch on all ranks.
-    ``lengths`` are those of the batch. ``names`` tell each micro-batch from all others of the run,
-    and are equal on all ranks, so that stages draw alike what they draw between modules.
+    ``lengths`` are those of the batch. ``names`` are unique to each micro-batch in the run, and
+    equal on all ranks, so that what stages draw between modules is equal.
     """
 
     leaves: tuple[tuple[torch.Tensor, ...], ...]
@@ -64,7 +64,7 @@ class StageInputs:
 
 
 TakeOutputs: TypeAlias = Callable[[int, Mapping[int, torch.Tensor], torch.Tensor | None], None]
-"""Takes a micro-batch, the model's outputs of it by number, and the weight of its loss, if any."""
+"""Callback with a micro-batch, its outputs by number, and the weight of its loss, if any."""
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class LossTerm:
 
 @dataclass(slots=True)
 class Kept:
-    """What one micro-batch keeps between its forward and its backward.
+    """State that one micro-batch keeps between its forward and its backward.
 
     ``roots[i]`` is the place in the graph where the gradient of sent tensor ``i`` enters (``None``:
     it has no gradient). The sent tensors themselves are not kept: autograd saves those it needs.
@@ -95,7 +95,7 @@ class Kept:
 
 
 class ModuleRunner:
-    """Runs a stage of a captured model with autograd.
+    """Runner of a stage of a captured model with autograd.
 
     ``synchronised``: the stage computes statistics together with its other replicas, or divides its
     parameters among them, so a replica without rows must take part too. It runs one borrowed row
@@ -138,10 +138,10 @@ class ModuleRunner:
         self._kept: dict[int, Kept] = {}
         self._work = StageInputs((), ())
         self.failure: Exception | None = None
-        """What a forward of the latest evaluation has raised."""
+        """Exception that a forward of the latest evaluation has raised."""
 
     def has_work(self, kind: ActionKind) -> bool:
-        """Whether actions of this kind have any effect in this stage.
+        """Return whether actions of this kind have any effect in this stage.
 
         A stage without trained parameters computes no weight gradients. If nothing before it is
         trained either, it needs no backward at all.
@@ -218,7 +218,7 @@ class ModuleRunner:
 
     @property
     def gathers(self) -> bool:
-        """Whether ranks gather parameters in a forward, for which each must take part."""
+        """True if ranks gather parameters in a forward, for which each must take part."""
         return self._call.gathers
 
     def blank(self, micro_batch: int) -> Tensors:
@@ -396,7 +396,7 @@ def leaves_behind(roots: Sequence[GradientEdge]) -> set[torch.Tensor]:
 def row_of_zeros(
     specs: Sequence[TensorSpec], lengths: LengthsOf, device: torch.device, rows: int = 1
 ) -> list[torch.Tensor]:
-    """What a stage receives or sends for so many samples, all zero."""
+    """Create what a stage receives or sends for a number of samples, all zero."""
     shapes = [spec.at(lengths).shape_for(rows) for spec in specs]
     return [
         torch.zeros(shape, dtype=spec.dtype, device=device)

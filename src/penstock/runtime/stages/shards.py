@@ -28,7 +28,7 @@ class Shards:
 
     @property
     def is_divided(self) -> bool:
-        """Whether this rank shares its stages with others."""
+        """True if this rank shares its stages with others."""
         return len(self.ranks) > 1
 
     def dim_of(self, name: str) -> int | None:
@@ -95,7 +95,7 @@ class Shards:
         return tensor.narrow(dim, first, min(rows, size - first)).contiguous()
 
     def left_whole(self) -> AbstractContextManager[None]:
-        """Within, modules are as the user made them."""
+        """Hold modules as the user made them."""
         return nullcontext()
 
     def leave(self) -> None:

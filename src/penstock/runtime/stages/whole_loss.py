@@ -4,7 +4,7 @@
 
 The stage's other layers, the network, run micro-batch by micro-batch. What enters the loss, its
 ends, is kept. With the last forward the loss is computed on the ends of all micro-batches and
-replicas, by every replica alike, and each backward starts from the gradients of its own ends.
+replicas, equally by every replica, and each backward starts from the gradients of its own ends.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,11 +25,11 @@ from penstock.runtime.stages.runner import (
 )
 
 MakeNetwork: TypeAlias = Callable[[StageProgram], ModuleRunner]
-"""Makes the runner of a stage's layers without the loss."""
+"""Factory of the runner of a stage's layers without the loss."""
 
 
 class EndOfPipeline(ModuleRunner):
-    """Runs a last stage with such a loss; ``network`` makes the runner of its other layers.
+    """Runner of a last stage with such a loss; ``network`` makes the runner of its other layers.
 
     ``add_up`` sums a tensor over the stage's replicas in place. All other arguments are those of
     `ModuleRunner`.
@@ -193,7 +193,7 @@ class EndOfPipeline(ModuleRunner):
 
 
 def leaves_of(work: StageInputs, run: RecomputeRun) -> tuple[tuple[torch.Tensor, ...], ...]:
-    """What a part of the stage reads of the batch, by micro-batch."""
+    """The leaves of the batch that a part of the stage reads, by micro-batch."""
     return tuple(tuple(own[i] for i in run.leaves) for own in work.leaves)
 
 

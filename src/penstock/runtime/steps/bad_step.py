@@ -1,6 +1,4 @@
-"""What follows a step whose loss or gradients are not finite: an error, or the step is left out.
-
-Finds where a step became NaN or infinite, by carrying it out again layer by layer.
+"""Steps whose loss or gradients are not finite: find the place layer by layer, then raise or skip.
 
 A step costs nothing more for this. Only when its loss or gradient norm is not finite, every rank
 runs it again, from the same weights, random numbers and batches, and looks at what every layer
@@ -65,7 +63,7 @@ def inspect_step(
 
 
 class LayersInspected:
-    """Looks at what every layer of this rank makes; ``first`` is what is nearest to the cause."""
+    """Inspection of what every layer of this rank makes; ``first`` is nearest to the cause."""
 
     def __init__(self, engine: Engine) -> None:
         self.first: Found | None = None
@@ -134,12 +132,12 @@ class LayersInspected:
 
 
 def is_finite(tensor: torch.Tensor | None) -> bool:
-    """Whether a tensor, if there is one, has only finite numbers."""
+    """Return whether a tensor, if there is one, has only finite numbers."""
     return tensor is None or bool(tensor.isfinite().all())
 
 
 def are_sound(tensors: Tensors, specs: Sequence[TensorSpec]) -> bool:
-    """Whether tensors between layers are finite.
+    """Return whether tensors between layers are finite.
 
     A tensor without a gradient may have infinite values: masks of attention do.
     """
@@ -152,13 +150,13 @@ def are_sound(tensors: Tensors, specs: Sequence[TensorSpec]) -> bool:
 
 
 def has_bad_loss(layer: ModuleRunner) -> bool:
-    """Whether the layer's latest loss is not finite, and counts."""
+    """Return whether the layer's latest loss is not finite, and counts."""
     latest = layer.loss_terms[-1] if layer.loss_terms else None
     return latest is not None and bool(latest.weight > 0) and not is_finite(latest.loss)
 
 
 def nan_in(batches: Batches) -> str:
-    """What is wrong with the batch itself, if anything."""
+    """Describe the first NaN of the batch itself; empty if there is none."""
     for leaves in batches:
         for number, leaf in enumerate(leaves):
             rows, values = range(leaf.shape[0]), leaf
@@ -172,7 +170,7 @@ def nan_in(batches: Batches) -> str:
 
 
 MOST_IN_A_ROW = 10
-"""A run ends if so many steps are left out one after another: then it does not learn any more."""
+"""Steps left out one after another at which a run ends: it does not learn any more."""
 
 
 def after_bad_step(

@@ -18,7 +18,7 @@ from penstock.words import counted, size_text
 
 
 class HostState:
-    """Lets an optimizer find those of ``parameters`` that are on a GPU in host memory.
+    """Copies in host memory of those ``parameters`` that are on a GPU, for an optimizer.
 
     Within `in_place` a parameter and its gradient are copies there, and so is what the optimizer
     makes like them. Values are copied from the device every time, because checkpoints, averages
@@ -32,7 +32,7 @@ class HostState:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Within, parameters are in host memory; at the end the GPU gets their new values."""
+        """Hold parameters in host memory; at the end copy their new values to the GPU."""
         own = [(p, p.data, p.grad) for p in self._parameters]
         rooms = list(zip(own, self._values, self._gradients, strict=True))
         with torch.no_grad():

@@ -1,7 +1,7 @@
-"""Pipelines side by side that train alone and meet every so many steps.
+"""Pipelines side by side that train alone and meet every N steps: local SGD and DiLoCo.
 
 Each has its own weights and its own optimizer, and no gradient leaves it. When they meet, every
-pipeline goes on from the mean of their weights (local SGD: Stich, Local SGD Converges Fast and
+pipeline continues from the mean of their weights (local SGD: Stich, Local SGD Converges Fast and
 Communicates Little, ICLR 2019), or from an outer step towards it (DiLoCo: Douillard et al.,
 arXiv:2311.08105, 2023): the outer gradient is the weights of the last meeting minus the mean, and
 SGD with Nesterov momentum takes the step. Optimizers of the pipelines keep their state. A pipeline
@@ -24,7 +24,7 @@ from penstock.words import counted
 
 
 class Meetings:
-    """Lets this rank's weights meet those of the other pipelines every ``every`` steps.
+    """Meetings of this rank's weights with those of the other pipelines, every ``every`` steps.
 
     ``met``: no step was taken since the pipelines met, so all have the same weights.
     ``last_met`` are the weights after that, by name, if there is an outer step.
@@ -47,7 +47,7 @@ class Meetings:
             )
 
     def check_rows(self, samples: Sequence[int]) -> None:
-        """Raise `BadInput` if a pipeline has no row of a step on batches of so many samples."""
+        """Raise `BadInput` if a pipeline has no row of a step on batches of these sizes."""
         cuts = [cut_batch(self._engine.plan, size) for size in samples]
         pipelines = len(self._engine.pipelines)
         for pipeline in range(pipelines):
@@ -86,7 +86,7 @@ class Meetings:
 
     @torch.no_grad()
     def go_on_from_here(self) -> None:
-        """Let the weights be those of the last meeting: the user's loop has changed them."""
+        """Set the last meeting's weights to the present ones: the user's loop has changed them."""
         for name, last in self.last_met.items():
             last.copy_(self._trained[name])
 
@@ -117,7 +117,7 @@ class Meetings:
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any] | None) -> None:
         """Restore them; without an outer step's, this begins with the weights as they are now."""
-        # Another number of pipelines goes on from the weights of the first.
+        # Another number of pipelines continues from the weights of the first.
         alike = state is not None and state["pipelines"] == len(self._engine.pipelines)
         self.met = not alike or state is None or bool(state["met"])
         if self._outer is not None and state is not None and not (self.met or state["outer"]):

@@ -1,8 +1,7 @@
-"""Steps on one rank, and what they update: optimizer, learning-rate schedule and loss scale.
+"""Steps on one rank, and the state that they update: optimizer, learning-rate schedule, loss scale.
 
-The training state of a rank by the model's names, so that any plan can load it.
-
-Tensors are called ``model.<parameter or buffer>``, ``optimizer.<parameter>.<key>`` and
+The state is stored by the model's names, so that any plan can load it. Tensors are called
+``model.<parameter or buffer>``, ``optimizer.<parameter>.<key>`` and
 ``random.<rank>``. The rest is JSON: the settings of the optimizer's groups with the names of their
 parameters, the learning-rate schedule, the number of steps.
 """
@@ -34,7 +33,7 @@ from penstock.torch_internals import gradient_hooks
 from penstock.words import counted
 
 if TYPE_CHECKING:
-    # These register at a seam here, which is to know nothing of them.
+    # Types only: training must not import these.
     from penstock.runtime.asynchronous.weight_versions import WeightVersions
     from penstock.runtime.steps.host_state import HostState
     from penstock.runtime.steps.meeting import Meetings
@@ -60,7 +59,7 @@ class Updated:
 def check_steps(stepped: Optimizer | LRScheduler, *given: float) -> None:
     """Raise `BadInput` for an optimizer or schedule whose ``step`` needs other arguments."""
     try:
-        # A schedule puts a function of its own in place of the optimizer's bound method.
+        # A schedule replaces the optimizer's bound method with a function of its own.
         signature(type(stepped).step).bind(stepped, *given)
     except TypeError as problem:
         kind = type(stepped).__name__
@@ -199,7 +198,7 @@ class Training:
             self.steppers = [Stepper.of(each, schedule) for each in made]
 
     def in_place(self) -> AbstractContextManager[None]:
-        """Within, the parameters are where the optimizer keeps its state."""
+        """Hold the parameters where the optimizer keeps its state."""
         return self.on_host.in_place() if self.on_host is not None else nullcontext()
 
     @property
@@ -348,7 +347,7 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class StepBegin:
-    """What a rank had before a step: the state of its random numbers, and copies of buffers.
+    """State of a rank before a step: the state of its random numbers, and copies of buffers.
 
     ``step`` is the number of steps before it.
     """
@@ -359,7 +358,7 @@ class StepBegin:
 
     @classmethod
     def of(cls, engine: Engine, step: int, *, copies: bool) -> "StepBegin":
-        """What is kept before a step that may fail; buffers are copied if it may be undone."""
+        """Record the state before a step that may fail; copy buffers if it may be undone."""
         buffers = engine.held.named_buffers() if copies else ()
         return cls(step, engine.random.state, [(buffer, buffer.clone()) for _, buffer in buffers])
 
@@ -435,9 +434,9 @@ def stepped_together(engine: Engine) -> list[list[tuple[str, nn.Parameter]]]:
 
 
 class Steps:
-    """How a pipeline takes steps: when it updates weights, and what is under way between two calls.
+    """The steps of a pipeline: when weights are updated, and what is under way between two calls.
 
-    Under this one the pipeline runs empty, the ranks agree on loss and norms, and then all update
+    Here the pipeline runs empty, the ranks agree on loss and norms, and then all update
     the weights; the other ways are subclasses. Unless ``flushes`` is false, gradients can be
     looked at before they are used.
     """
@@ -449,7 +448,7 @@ class Steps:
 
     @property
     def copies(self) -> Iterable[torch.Tensor]:
-        """The tensors that are kept between steps beside the state of the training."""
+        """The tensors that are kept between steps besides the state of the training."""
         return ()
 
     @property
@@ -475,7 +474,7 @@ class StreamedSteps(Steps, ABC):
 
 @contextmanager
 def timed_step(engine: Engine) -> Iterator[None]:
-    """Within, an optimizer step: its duration is added to the timeline and the rank's numbers."""
+    """Add the duration of an optimizer step to the timeline and the rank's numbers."""
     begun, start = time.perf_counter(), engine.clock.now()
     yield
     if engine.places:

@@ -230,7 +230,7 @@ class PipelineChannels:
 
 
 INTEGERS = {2: c_int16, 4: c_int32, 8: c_int64, 16: c_int64}
-"""What a number of so many bytes is read as; of 16, their first 8."""
+"""Integer types by the bytes of the number that is read as one; of 16, the first 8."""
 
 
 def gradient_in(arrived: torch.Tensor) -> torch.Tensor | None:

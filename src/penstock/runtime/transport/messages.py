@@ -1,4 +1,4 @@
-"""Which tensors are sent between which ranks, in which order, and which ever may be.
+"""Messages between ranks: their tensors and order, and all that may ever be sent.
 
 Both ends compute the parts of a message from the plan, the schedule and the captured tensors. So
 only data is ever sent: no shapes, no sizes, no handshakes.
@@ -69,7 +69,7 @@ class MessagePart:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What one rank sends another for one micro-batch: activations ("F") or gradients ("B").
+    """A message from rank to rank for one micro-batch: activations ("F") or gradients ("B").
 
     ``bytes`` is the total size of its parts.
     """
@@ -278,8 +278,8 @@ def rare_messages(
 
     Another number of rows is divided in proportion to the slices. Rounding may then move a row to a
     replica that exchanges no rows with the same peer in a full micro-batch. Between stages with
-    equal slices this cannot happen, since both divide alike. A tensor without a batch dimension may
-    come from any replica. The messages are as large as rows of both ends allow in a full
+    equal slices this cannot happen, since both divide equally. A tensor without a batch dimension
+    may come from any replica. The messages are as large as rows of both ends allow in a full
     micro-batch.
     """
     known = {(message.sender, message.receiver) for message in usual}

@@ -11,7 +11,7 @@ the network instead of three. So there receives do not wait for this rank's send
 already posted ahead. Gloo has two groups, one for messages to higher ranks and one for those to
 lower ranks, because each group has a thread and sockets of its own.
 
-Gloo keeps a tensor until its sender has waited for it, and cannot be asked whether it has arrived.
+Gloo keeps a tensor until its sender has waited for it, and does not report whether it has arrived.
 So a rank that has much under way to a peer waits for the oldest before it sends the next, which
 bounds the memory of sent tensors, however many micro-batches a batch has. Before that wait it posts
 all receives that the planned order has before that message. So the first message of the planned
@@ -43,7 +43,7 @@ POSTED_BYTES = 64 << 20
 """Limit of receives posted ahead, in bytes."""
 
 LEAST_WINDOW = 4
-"""So many messages may be under way from one rank to another, and as many as there are ranks, which
+"""Messages that may be under way from one rank to another, and as many as there are ranks, which
 delays no schedule with early backwards."""
 
 FREE_BYTES = 1 << 20
@@ -65,7 +65,7 @@ class Posted:
 class Sent(NamedTuple):
     """A message under way: its buffer, and a handle to wait for it.
 
-    The planned order has so many messages to its sender ``before`` it.
+    ``before`` is the number of messages to its sender before it in the planned order.
     """
 
     message: Message
@@ -241,14 +241,14 @@ class GroupTransport:
         self.close()
 
     def close(self) -> None:
-        """Let go of everything that keeps a connection open; the world destroys its groups."""
+        """Release everything that keeps a connection open; the world destroys its groups."""
         self._up = self._down = self._sums = None
         self._planned.clear()
         for under_way in (*self._posted.values(), *self._sending.values()):
             under_way.clear()
 
     def _post_ahead(self) -> None:
-        """With Gloo, post receives as far ahead as the limits allow."""
+        """Post receives as far ahead as the limits allow (Gloo)."""
         while self._planned and self._by_gloo:
             message = self._planned[0]
             assert isinstance(message, Message)
@@ -288,7 +288,7 @@ class GroupTransport:
         self._posted[peer].append(Posted(message, buffer, work))
 
     def _as_sent(self, buffer: torch.Tensor) -> torch.Tensor:
-        """A buffer as the backend takes it: NCCL knows fewer types than torch, but bytes."""
+        """A buffer as the backend takes it: NCCL has fewer types than torch, but bytes."""
         return buffer if self._by_gloo else as_bytes(buffer)
 
     def _group_of(self, message: Message) -> dist.ProcessGroup:
@@ -310,7 +310,7 @@ class GroupTransport:
 
     @contextmanager
     def _failing(self, what: object, peer: int) -> Iterator[None]:
-        """Within, failed operations of torch raise an error that names the rank and the wait."""
+        """Raise an error that names the rank and the wait for failed operations of torch."""
         try:
             yield
         except RuntimeError as cause:

@@ -16,7 +16,7 @@ from penstock.runtime.transport.messages import Message
 from penstock.schedule.action import Action
 
 TransportChoice: TypeAlias = Literal["auto", "shared-memory", "process-groups", "in-process"]
-"""What carries tensors between stages. in-process: one process holds all stages of the plan, for
+"""Transport of tensors between stages. in-process: one process holds all stages of the plan, for
 experiments and under a debugger."""
 
 KINDS = "FBIWR"
@@ -25,7 +25,7 @@ SPIN_S = 2e-3
 SHORT_SPIN_S = 20e-6
 
 ANNOUNCED_AT_ONCE = 48
-"""How many numbers are announced at once; a transport can carry about 60."""
+"""Number of values that are announced at once; a transport can carry about 60."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Inlet:
 
 
 class Transport(Protocol):
-    """Sends messages reliably; the messages from one rank to another arrive in order.
+    """Reliable transport of messages; those from one rank to another arrive in order.
 
     Both ends know every message beforehand, so messages contain no shapes.
     """
@@ -160,7 +160,7 @@ def open_transport(
             f"transport 'in-process' holds all stages in one process, and {world.size} run; start "
             f"the script without torchrun, or leave transport out"
         )
-    # Imported here, so that nothing else knows the transports.
+    # Imported here, so that nothing else depends on the transports.
     from penstock.runtime.transport.process_groups import GroupTransport
 
     by_gloo = world.backend == "gloo"
@@ -196,7 +196,7 @@ def open_transport(
 
 
 def spin_s(world: World) -> float:
-    """How many seconds a wait may spin before it sleeps: few if ranks share too few cores.
+    """Seconds that a wait may spin before it sleeps: few if ranks share too few cores.
 
     The cores of all ranks are counted together: each rank may be bound to its own core.
     """

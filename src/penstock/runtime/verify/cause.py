@@ -1,4 +1,4 @@
-"""Why a step is not that of the user's module, as far as runs of the module alone can tell."""
+"""Cause of a step's difference from the user's module, as far as the module's own runs show it."""
 
 from collections.abc import Sequence
 from math import inf
@@ -87,7 +87,7 @@ def first_change(
 def gap(whole: torch.Tensor, part: torch.Tensor) -> float:
     """The relative difference of the last rows of a tensor from ``part``.
 
-    It is infinite where it cannot be told which dimension the rows are.
+    It is infinite where the dimension of the rows is ambiguous.
     """
     dims = [d for d, (a, b) in enumerate(zip(whole.shape, part.shape, strict=False)) if a > b]
     if len(dims) == 1:

@@ -1,4 +1,4 @@
-"""Compares the losses of a few steps with the user's own loss code, run once on the whole step.
+"""Compare the losses of a few steps with the user's own loss code, run once on the whole step.
 
     steps 1, 2, 4, 8, ...   the last stage keeps what the losses of its micro-batches read
     before the optimizer    joined, and given to the same lines, without weights and gradients
@@ -24,14 +24,14 @@ from penstock.torch_internals import forward_hooks, pytree
 from penstock.words import size_text
 
 COPIES = 8
-"""How many times what the loss reads must fit into free memory, to be joined and computed with."""
+"""Multiple of what the loss reads that must fit into free memory, to join it and compute on it."""
 
 NOISE = 64.0
-"""How much farther a loss may be than rounding of what it reads moves it."""
+"""Multiple of a loss's change by rounding of what it reads that a difference may reach."""
 
 
 class LossCheck:
-    """Compares the losses of steps, which `VerifiedSteps` chooses.
+    """Comparison of the losses of steps, which `VerifiedSteps` chooses.
 
     ``seen`` has what is kept for each kind of batch; None: its losses cannot be compared, of which
     ``say`` gets a line, on rank 0.
@@ -43,7 +43,7 @@ class LossCheck:
         self._why_not = ""
 
     def begin(self, samples: int) -> bool:
-        """Let last stages keep what the loss of the next step reads; whether it can be compared."""
+        """Keep on last stages what the next step's loss reads; return whether it is comparable."""
         engine, kind = self._engine, self._engine.kind
         graph, state = engine.graph, engine.graph.state
         if kind not in self.seen:

@@ -1,10 +1,10 @@
-"""Runs the user's own module directly; a pipeline must give the same results.
+"""Run the user's own module, whose results a pipeline must give, and find the means in its loss.
 
 Nothing that capture made takes part: hooks, custom backwards and all else in the module act as in
 the user's own script. The module's tensors get the pipeline's values while it runs. Afterwards
 tensors, gradients, attributes and random states are restored.
 
-Finds the means that a user's loss is made of, with their numbers of terms, while it runs.
+While it runs, the means that its loss is made of are found, with their numbers of terms:
 
     loss = cross_entropy(a, words) + 0.1 * cross_entropy(b, next)        two means
     loss = (errors * mask).sum() / mask.sum()                            one mean
@@ -84,7 +84,7 @@ class MeasuredLoss:
 
 
 class LossTerms(TorchCalls):
-    """While active, records means whose terms can be counted."""
+    """Record of means whose terms can be counted, while active."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ def call_weight(
 
 
 def is_number(value: object, *, trained: bool) -> TypeGuard[torch.Tensor]:
-    """Whether ``value`` is a scalar tensor that requires a gradient (``trained``), or does not."""
+    """Return whether ``value`` is a scalar tensor with ``requires_grad`` equal to ``trained``."""
     return isinstance(value, torch.Tensor) and not value.dim() and value.requires_grad == trained
 
 
@@ -214,7 +214,7 @@ def backward_of(part: MeasuredLoss, rows: int, totals: Sequence[float], scale: f
 
 
 def changed_tensors(graph: LayerGraph, module: nn.Module) -> list[torch.Tensor]:
-    """What a forward of the user's module changes: buffers, attributes, and some parameters."""
+    """List what a forward of the user's module changes: buffers, attributes, some parameters."""
     names = names_of(module)
     written = (p for n, p in module.named_parameters() if names[n] in graph.written_parameters)
     places = (place_of(graph.program, place) for _, place in graph.changed_attributes)
@@ -233,7 +233,7 @@ class Values:
 
 @dataclass(frozen=True)
 class Reference:
-    """What the user's module gives on a batch; ``values`` and ``types`` are on rank 0 only.
+    """Results of the user's module on a batch; ``values`` and ``types`` are on rank 0 only.
 
     ``types`` are the element types of the tensors with gradients. ``dropped``: dropout had to be
     switched off. ``skipped`` is the reason if there are no results to compare with. ``name`` says
@@ -318,7 +318,7 @@ def run_own_module(
 
 
 class TrainedTypes(TorchCalls):
-    """While active, collects the element types of results that require gradients."""
+    """Element types of results that require gradients, while active."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -359,7 +359,7 @@ def own_tensors(
     *,
     double: bool,
 ) -> Iterator[Mapping[str, torch.Tensor]]:
-    """Within, the module's tensors have ``values`` and no gradients; yields them by first name.
+    """Hold ``values`` without gradients as the module's tensors; yield them by first name.
 
     Parameters stay the same objects, since the user's code may hold them. Those without values (of
     other ranks, or on the meta device) are replaced. In ``double`` all are, since gradients have
@@ -436,7 +436,7 @@ def norm_of(gradients: Mapping[str, torch.Tensor]) -> float:
 
 
 class RandomCalls(TorchCalls):
-    """While active, finds the first function that changes the state of a generator; slow."""
+    """Search for the first function that changes the state of a generator, while active; slow."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()

@@ -105,7 +105,7 @@ class Compared:
 
     @property
     def is_negligible(self) -> bool:
-        """Whether the reference's tensor is nothing beside the others."""
+        """True if the reference's tensor is nothing next to the others."""
         return largest_of(self.theirs) < self.floor
 
     @property
@@ -184,7 +184,7 @@ def largest_of(values: torch.Tensor) -> float:
 
 
 def difference_of(pair: Compared, stage: int) -> Difference:
-    """Where two tensors differ most, relative to their largest value or the floor."""
+    """Find where two tensors differ most, relative to their largest value or the floor."""
     name, kind = pair.name, pair.kind
     a, b = (tensor.detach().cpu().double().reshape(-1) for tensor in (pair.ours, pair.theirs))
     if not a.numel():

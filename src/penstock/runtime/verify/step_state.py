@@ -1,4 +1,4 @@
-"""What a training step begins with, besides weights: the user's module must begin with it, too."""
+"""Initial state of a training step besides weights: the user's module must begin with it, too."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ SENT = frozenset([int, float, bool, str, bytes, type(None), torch.Tensor])
 
 @dataclass(frozen=True)
 class StepState:
-    """What a step begins with: ``tensors`` of this rank, and ``attributes`` of the whole model.
+    """Initial state of a step: ``tensors`` of this rank, and ``attributes`` of the whole model.
 
     ``put_back`` restores the attributes of this rank.
     """
@@ -59,7 +59,7 @@ def begin_of(engine: Engine) -> StepState:
 def with_attributes(
     graph: LayerGraph, begin: StepState, device: torch.device, *, double: bool
 ) -> Iterator[None]:
-    """Within, the user's module has the attributes that a step begins with, on a device.
+    """Hold the attributes that a step begins with in the user's module, on a device.
 
     With ``double`` their tensors are in float64.
     """

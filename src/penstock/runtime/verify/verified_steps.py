@@ -1,4 +1,4 @@
-"""Compares training steps with the user's own module, before they change anything."""
+"""Compare training steps with the user's own module, before they change anything."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -41,7 +41,7 @@ IN_PART = (
 
 
 class VerifiedSteps:
-    """Compares the first step unless ``which`` is "off", and every ``every``-th if that is not 0.
+    """Comparison of the first step unless ``which`` is "off", and every ``every``-th if not 0.
 
     Where there are several kinds of batches, the first step is that of each in this process.
 
@@ -73,13 +73,13 @@ class VerifiedSteps:
         self._loss_check = LossCheck(engine, lambda line: self.say(line)) if checks_loss else None
 
     def go_on_from(self, before: "VerifiedSteps") -> None:
-        """Take over what was found and said before the ranks were connected anew."""
+        """Take over what was found and reported before the ranks were reconnected."""
         self.result, self.say, self._warned = before.result, before.say, before._warned
         self._compared = before._compared
 
     @property
     def due(self) -> bool:
-        """Whether the next step is compared."""
+        """True if the next step is compared."""
         taken, kind = self._training.steps, self._engine.kind
         may_be_first = taken == 0 or len(self._engine.kinds) > 1
         if self._first and may_be_first and kind not in self._compared:
@@ -88,7 +88,7 @@ class VerifiedSteps:
 
     @property
     def loss_check(self) -> LossCheck | None:
-        """What compares the loss of the next step alone, if that is due."""
+        """The check that compares the loss of the next step alone, if that is due."""
         check, step = self._loss_check, self._training.steps + 1
         if check is None or not self._steps.flushes or self._training.meetings is not None:
             return None

@@ -1,11 +1,11 @@
-"""Compares a pipeline with the user's own module: loss, gradients, buffers.
+"""Compare a pipeline with the user's own module: loss, gradients, buffers.
 
     rank 0    gathers the values, runs the user's module ----+
     all ranks run the batch through the pipeline            compare
     rank 0    gathers its gradients and buffers -------------+
 
 Dropout is off in both. Without dropout a training step itself can be compared, before its optimizer
-changes the weights. Where something differs in low precision, the module runs once more in float64:
+changes the weights. Where something differs in low precision, the module runs again in float64:
 the limit then follows from how much rounding moves its own results (`second_look`).
 
 A sum in another order moves a number by its last place. Where a ReLU's input is that close to zero,
@@ -87,7 +87,7 @@ def verify_with(
 
 @contextmanager
 def untouched(engine: Engine) -> Iterator[None]:
-    """Within, the pipeline may run; its buffers, gradients and random states are restored."""
+    """Restore the pipeline's buffers, gradients and random states after runs of it."""
     random = engine.random.state
     gradients = engine.buckets.buckets
     tensors = [*engine.held.changed_by_forward().values(), *(b.flat for b in gradients)]
@@ -100,7 +100,7 @@ def untouched(engine: Engine) -> Iterator[None]:
 
 
 def obstacle(engine: Engine, batches: Sequence[Sequence[torch.Tensor]]) -> str:
-    """Why the user's module cannot run on the batches, or empty; all ranks must call this."""
+    """The reason why the module cannot run on the batches, or empty; all ranks must call this."""
     return different_lengths(batches) or memory_for_reference(engine, batches)
 
 
@@ -177,7 +177,7 @@ def reference_of(
 
 
 def not_finite(found: Reference, mixing: str) -> str:
-    """Why numbers of the user's module that are not finite cannot be compared; empty if they can.
+    """The reason why numbers that are not finite cannot be compared; empty if they can.
 
     ``mixing`` is the reason if it ran micro-batch by micro-batch.
     """
@@ -195,7 +195,7 @@ def not_finite(found: Reference, mixing: str) -> str:
 
 
 def different_lengths(batches: Sequence[Sequence[torch.Tensor]]) -> str:
-    """Why batches of one step cannot be joined; empty if they can. The same on all ranks."""
+    """The reason why batches of one step cannot be joined; empty if none. Equal on all ranks."""
     for number, parts in enumerate(zip(*batches, strict=True)):
         shapes = list(dict.fromkeys(tuple(leaf.shape[1:]) for leaf in parts))
         if len(shapes) > 1:
@@ -208,7 +208,7 @@ def different_lengths(batches: Sequence[Sequence[torch.Tensor]]) -> str:
 
 
 def own_entries(layout: BatchLayout, batches: Sequence[Sequence[torch.Tensor]]) -> str:
-    """Which entry that samples share differs between the batches of a step; empty if none does."""
+    """Describe the shared entry that differs between the batches of a step; empty if none does."""
     for index in sorted(layout.shared):
         if any(not torch.equal(leaves[index][0], batches[0][index][0]) for leaves in batches[1:]):
             return f"each batch of the step has its own {layout.leaves[index].name}"
@@ -226,7 +226,7 @@ def micro_batch_rows(engine: Engine, batches: Sequence[Sequence[Leaf]]) -> list[
 
 
 def mixing_warning(engine: Engine, batches: Sequence[Sequence[Leaf]]) -> str:
-    """What to know of a module that mixes samples, in a line; empty where nothing is lost."""
+    """Warn of a module that mixes samples, in a line; empty where nothing is lost."""
     rows, reason = micro_batch_rows(engine, batches), engine.graph.mixing
     if not reason or len(rows) == 1:
         return ""
@@ -238,7 +238,7 @@ def mixing_warning(engine: Engine, batches: Sequence[Sequence[Leaf]]) -> str:
 
 
 def counter_warning(engine: Engine, batches: Sequence[Sequence[Leaf]]) -> str:
-    """What to know of a number that forward changes, in a line; empty if there is none."""
+    """Warn of a number that forward changes, in a line; empty if there is none."""
     count, counters = len(micro_batch_rows(engine, batches)), engine.graph.recorded.counters
     if not counters or count == 1:
         return ""
@@ -296,7 +296,7 @@ def compared(
 def memory_for_reference(
     engine: Engine, batches: Sequence[Sequence[torch.Tensor]], *, double: bool = False
 ) -> str:
-    """Why no micro-batch fits on rank 0; empty if one may. All ranks must call this."""
+    """The reason why no micro-batch fits on rank 0; empty if one may. All ranks must call this."""
     why = ""
     if engine.world.rank == 0:
         most = max(map(len, micro_batch_rows(engine, batches)))
@@ -311,7 +311,7 @@ def samples_of(batches: Sequence[Sequence[torch.Tensor]]) -> int:
 def lacking(
     engine: Engine, batches: Sequence[Sequence[torch.Tensor]], rows: int, *, double: bool = False
 ) -> str:
-    """Why the reference does not fit on this rank, ``rows`` rows at once; empty if it may.
+    """The reason why the reference does not fit here, ``rows`` rows at once; empty if it may.
 
     The estimate is a lower bound: operators inside a layer may keep more than their results. A
     ``double`` reference is in float64, taken to be twice as large.
@@ -351,19 +351,19 @@ def activation_bytes(engine: Engine, leaves: Sequence[torch.Tensor], rows: int) 
 
 
 RUNS = 16
-"""How often the module runs at most. A ReLU at zero changes sides in about every second run."""
+"""Most runs of the module. A ReLU at zero changes sides in about every second run."""
 
 MOVED_BY = 2.0**-22
 """The relative size of a move: that of a few sums in float32."""
 
 ROOM = 2.0
-"""How much farther than the module's own a tensor may be."""
+"""Multiple of the module's own difference that a tensor's may reach."""
 
 IN_A_SUM = 16.0
 """Roundings of float32, in which sums are taken, that may add up in a gradient that is zero."""
 
 MOST = 4.0
-"""No tensor may be farther than this multiple of the usual limit."""
+"""Multiple of the usual limit beyond which no tensor may be."""
 
 
 def second_look(

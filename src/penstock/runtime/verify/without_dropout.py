@@ -1,4 +1,4 @@
-"""Switches dropout off in modules and functions."""
+"""Switch dropout off in modules and functions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from penstock.capture.torch_calls import TorchCalls
 
 
 class WithoutDropout(TorchCalls):
-    """While active, dropout has no effect: random masks differ between different cuts of a batch.
+    """Switch of dropout, off while active: random masks differ between different cuts of a batch.
 
     ``dropped``: there was dropout to switch off.
     """
@@ -35,7 +35,7 @@ class WithoutDropout(TorchCalls):
 
 
 def drops(func: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> bool:
-    """Whether a call is dropout in training with a probability above 0."""
+    """Return whether a call is dropout in training with a probability above 0."""
     if func in DROPOUTS:
         # The probability is the first number after the tensor, whatever its name. The flag of
         # training follows it.

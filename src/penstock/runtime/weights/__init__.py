@@ -1,1 +1,1 @@
-"""Reads the initial weights of a model from a directory of safetensors files."""
+"""Read the initial weights of a model from a directory of safetensors files."""

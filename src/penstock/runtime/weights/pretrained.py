@@ -1,4 +1,4 @@
-"""Reads initial weights in Hugging Face's layout, after matching them with the model's tensors.
+"""Read initial weights in Hugging Face's layout, after matching them with the model's tensors.
 
 A directory contains either ``model.safetensors``, or ``model-00001-of-0000N.safetensors`` and an
 index with the file of each tensor. ``config.json`` describes the model.
@@ -38,14 +38,14 @@ from penstock.torch_internals import unsaved_buffers
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 LOSS_FILE = "loss.safetensors"
-"""The weights of a loss that is a module, beside those of the model, which load by themselves."""
+"""The weights of a loss that is a module, next to those of the model, which load by themselves."""
 
 SHOWN = 3
 """The number of names that a message lists."""
 
 
 def sources_of(weights: Weights | Path | str, graph: LayerGraph) -> dict[str, StoredTensor]:
-    """Where to read the tensors of the model, by their first names.
+    """Find the sources of the model's tensors, by their first names.
 
     The directory may contain any name of a tied tensor. It may use names with or without the prefix
     of a base model, and old names that transformers has renamed.
@@ -194,7 +194,7 @@ def own_names(
 
 
 def is_adapted(model: nn.Module) -> bool:
-    """Whether peft has added adapters to a model."""
+    """Return whether peft has added adapters to a model."""
     return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
 
 
@@ -314,7 +314,7 @@ def kind_of(tensor: torch.Tensor) -> str:
 
 
 def fits(name: str, patterns: Iterable[str | re.Pattern[str]]) -> bool:
-    """Whether a name matches a shell pattern or a regular expression."""
+    """Return whether a name matches a shell pattern or a regular expression."""
     return any(
         fnmatchcase(name, pattern) if isinstance(pattern, str) else pattern.search(name)
         for pattern in patterns

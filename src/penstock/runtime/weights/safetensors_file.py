@@ -1,4 +1,4 @@
-"""Reads and writes files in the safetensors format.
+"""Read and write files in the safetensors format.
 
 The package of that name reads them: not mapped, since a map of a whole file counts against a
 process's data limit. It would write tensors only if all of a file are in host memory. A file has

@@ -98,7 +98,7 @@ class SlotRing:
         return view
 
     def has_free_slot(self) -> bool:
-        """Whether a slot is free; for the writing end."""
+        """Return whether a slot is free; for the writing end."""
         if self.head - self.tail < self.slots:
             return True
         self.tail = self.counters[TAIL]
@@ -289,7 +289,7 @@ class SharedMemoryTransport:
         ring.head = counters[HEAD]
 
     def _own_work(self) -> Callable[[], bool] | None:
-        """What to do while this rank waits for a message; see `Segments.wait`."""
+        """Return the work for the time of a wait for a message; see `Segments.wait`."""
         return self._flush if self._unsent_count else None
 
     def _release_slot(self, ring: SlotRing, peer: int) -> None:

@@ -1,8 +1,8 @@
 """Messages between ranks that share a GPU: the rings of a host, between which the device copies.
 
 A tensor leaves the device on a stream of its own, and enters it on another. The host launches the
-copies and goes on. A slot's counter may move only when its copy is over, and then at once, whatever
-the host does meanwhile: it may wait for a sum of replicas, whose other ranks wait for this message.
+copies and continues. A slot's counter may move only when its copy is over, and then at once,
+whatever the host does: it may wait for a sum of replicas, whose other ranks wait for this message.
 So a thread for each direction waits for the copies in their order and moves the counters. Then a
 message arrives in finite time after it is sent, as if its sender had waited for the copy, and no
 order of actions gets stuck that does not get stuck with copies that wait.
@@ -32,14 +32,14 @@ from penstock.runtime.transport.shared_memory.segments import Segments, SharedSe
 from penstock.runtime.transport.transport import Inlet
 
 LOOK_S = 1e-4
-"""How often a thread looks for room in a ring, in seconds."""
+"""Seconds between two looks of a thread for room in a ring."""
 
 LEAVE_S = 5.0
-"""How long a rank that has failed waits for the end of its copies, in seconds."""
+"""Seconds that a rank that has failed waits for the end of its copies."""
 
 
 class Copy(NamedTuple):
-    """A copy under way; ``publish`` says that it is over. It uses ``tensor`` until then."""
+    """A copy under way; ``publish`` reports its end. It uses ``tensor`` until then."""
 
     mark: Mark
     publish: Callable[[], None]
@@ -63,7 +63,7 @@ class CopyThread:
         self._thread.start()
 
     def has_work(self) -> bool:
-        """Whether copies are under way or wait for room."""
+        """Return whether copies are under way or wait for room."""
         if self._failure is not None:
             raise RunFailed(f"a message could not be copied: {self._failure}") from self._failure
         with self.changed:

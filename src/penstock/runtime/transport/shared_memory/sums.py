@@ -1,4 +1,4 @@
-"""Sums gradients of one host's ranks in shared memory.
+"""Sum gradients of one host's ranks in shared memory.
 
 Every rank keeps the gradients that it shares in memory that its peers also map, so a sum sends
 nothing. Each holder sums one part of a bucket from all holders' memory, and then copies the parts
@@ -38,7 +38,7 @@ ASLEEP = int(Word.ASLEEP)
 
 @dataclass(frozen=True)
 class Offer:
-    """What peers need to map a rank's gradients.
+    """Process, memory and offsets by which peers map a rank's gradients.
 
     ``starts[holders]`` gives the offsets in bytes of the buckets with these holders, in the same
     order on all of them. A bucket begins with a cache line of counters, followed by the gradients.
