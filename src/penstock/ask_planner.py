@@ -85,8 +85,8 @@ def compare_planners(
 ) -> Comparisons:
     """The plans of several planners (all where none is named) for one problem, the best first.
 
-    Every planner is asked once with each of ``schedules``, for up to ``time_limit_s`` each. One
-    that finds no plan, or fails, has a row that says why.
+    Every planner runs once with each of ``schedules``, for up to ``time_limit_s`` each. One that
+    finds no plan, or fails, has a row that says why.
 
     Raises:
         BadInput: as `plan_pipeline`.

@@ -37,10 +37,10 @@ COMMANDS = {
     "list": "job_commands.catalogue",
     "doctor": "doctor_command.doctor",
 }
-"""Values are paths of functions, relative to `penstock.command_line`."""
+"""Commands by name: paths of functions, relative to `penstock.command_line`."""
 
 COMPLETING = "_PENSTOCK_COMPLETE"
-"""The variable with which a shell asks typer to complete a line."""
+"""The environment variable by which a shell requests that typer completes a line."""
 
 SHELL_OPTIONS = ("--install-completion", "--show-completion")
 
@@ -48,7 +48,7 @@ SHORT_HELP = {"rehearse": "Carry out PLAN with processes that wait, not compute.
 
 
 def print_version(asked: bool) -> None:
-    """Print the version and end, if asked."""
+    """Print the version and end, if requested."""
     if asked:
         print(f"penstock {__version__}")
         raise typer.Exit

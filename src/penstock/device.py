@@ -22,7 +22,7 @@ from penstock.words import size_text
 GPU = "cuda"
 
 DeviceName: TypeAlias = Literal["cpu", "cuda"]
-"""Where layers run, as users say it."""
+"""Kind of device on which layers run, as users name it."""
 
 DEVICE_NAMES: tuple[DeviceName, ...] = ("cpu", "cuda")
 
@@ -30,19 +30,19 @@ Mark: TypeAlias = torch.cuda.Event
 """A moment of a GPU's stream."""
 
 STAGED_BYTES = 32 << 20
-"""So much of a tensor is in host memory at once, twice, while it is read from a GPU."""
+"""Bytes of each of the two host buffers through which a tensor is read from a GPU."""
 
 LEAST_PAUSE_S, MOST_PAUSE_S = 50e-6, 1e-3
-"""A rank that waits for a mark looks so often, less often the longer it waits."""
+"""Seconds between two polls of a mark: they double from the first to the second."""
 
 
 def is_gpu(device: torch.device) -> bool:
-    """Whether a device computes behind the host, with memory of its own."""
+    """Return whether a device computes behind the host, with memory of its own."""
     return device.type == GPU
 
 
 def check_gpu_is_here(asked: str) -> None:
-    """Raise `BadInput` if this process sees no GPU; ``asked`` says in messages who wants one."""
+    """Raise `BadInput` if this process sees no GPU; the message names what requires one."""
     if not torch.cuda.is_available():
         raise BadInput(
             f"{asked}: torch {torch.__version__} finds no CUDA device here; leave it out, or plan "
@@ -90,12 +90,12 @@ def device_in_use() -> torch.device:
 
 
 def kind_of(device: torch.device) -> str:
-    """The name of a device's model; that of no CPU is asked for."""
+    """The name of a GPU's model; ``cpu`` for every CPU."""
     return torch.cuda.get_device_properties(device).name if is_gpu(device) else "cpu"
 
 
 def identity_of(device: torch.device) -> str:
-    """Equal for two ranks of a host if and only if they compute on the same device."""
+    """A key, equal for two ranks of a host if and only if they compute on the same device."""
     if not is_gpu(device):
         return "cpu"
     # Numbers count what a process is shown, and differ between processes.
@@ -214,7 +214,7 @@ def pieces_on_host(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 FASTEST_CLOCK_HZ = 2.5e9
-"""No GPU's clock is faster, so a sleep of so many cycles lasts a second or longer."""
+"""Cycles per second that no GPU's clock exceeds: a sleep of that many lasts at least a second."""
 
 
 def hold(device: torch.device, seconds: float) -> None:
@@ -269,7 +269,7 @@ MAPPED_BYTES = 32 << 20
 
 
 def keep_freed_memory(device: torch.device) -> None:
-    """On a CPU, make the C library keep freed memory, unless the environment says what it does.
+    """Make the C library keep freed memory on a CPU, unless the environment sets what it does.
 
     Otherwise each tensor of a layer may be made of pages that the kernel has to clear first. Does
     nothing with other libraries than glibc.
@@ -321,7 +321,7 @@ def reserved_peak_bytes(device: torch.device) -> int:
 
 
 def bytes_of_all_processes(device: torch.device) -> int:
-    """What all processes hold of a GPU now, by its driver: contexts, libraries, tensors."""
+    """Bytes that all processes hold of a GPU now, by its driver: contexts, libraries, tensors."""
     if not is_gpu(device):
         return 0
     free, whole = torch.cuda.mem_get_info(device)
@@ -346,7 +346,7 @@ def seeded_generator_state(device: torch.device, seed: int) -> torch.Tensor | No
 
 @contextmanager
 def without_tf32() -> Iterator[None]:
-    """Within, a GPU computes float32 as float32.
+    """Disable TF32 in the block, so that a GPU computes float32 as float32.
 
     Convolutions round to TF32 by default, ten bits of mantissa, and a whole batch is computed by
     other algorithms than a micro-batch: on an H100 a first layer's gradient differed by 0.8 %.
@@ -372,7 +372,7 @@ def without_tf32() -> Iterator[None]:
 
 @contextmanager
 def without_nested_tensors() -> Iterator[None]:
-    """Within, torch's encoder layers leave their fast path, whose tensors no stage can send."""
+    """Disable the fast path of torch's encoder layers, whose tensors no stage can send."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

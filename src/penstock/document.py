@@ -1,4 +1,4 @@
-"""Reads JSON and TOML documents, with errors that name file, key, value and remedy; writes them.
+"""Read JSON and TOML documents, with errors that name file, key, value and remedy; write them.
 
 Every file format of the project is described by a subclass of `Entry`, or by dataclasses that are
 each a `Table`, and read by `read_document`. So a missing file, a syntax error, an unknown key and a
@@ -32,7 +32,7 @@ from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_sc
 from penstock.errors import BadInput
 
 Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
-"""What a JSON document can hold."""
+"""Any value of a JSON document."""
 
 T = TypeVar("T")
 
@@ -120,7 +120,7 @@ def keys_of(data: object) -> list[str]:
 
 
 def unknown_key(key: str, known: Sequence[str], inner: Sequence[str] = ()) -> str:
-    """That a key is none of those known, with the likeliest of them, or of the ``inner`` ones.
+    """The message that a key is unknown, with the likeliest known one, or one of ``inner``.
 
     These are keys of tables, as ``table.key``.
 
@@ -168,7 +168,7 @@ def parse_toml(text: str, path: str | Path, thing: str) -> dict[str, object]:
 
 @contextmanager
 def refused_in_one_line(form: str, path: str | Path, thing: str) -> Generator[None]:
-    """Within, what a parser refuses is `BadInput` with its reason."""
+    """Raise errors of a parser in the block as `BadInput` with their reason."""
     try:
         yield
     except (ValueError, RecursionError) as error:
@@ -199,7 +199,7 @@ def check_document(kind: type[T], data: object, path: str | Path) -> T:
 
     Raises:
         BadInput: the first key that is unknown, missing or of a wrong value, with its place; or
-            what a dataclass says of its own values.
+            the error of a dataclass about its own values.
     """
     with in_one_line(f"{path}: "):
         return adapter_of(kind).validate_python(data)
@@ -207,13 +207,13 @@ def check_document(kind: type[T], data: object, path: str | Path) -> T:
 
 @cache
 def adapter_of(kind: type[T]) -> TypeAdapter[T]:
-    """What pydantic reads a kind with."""
+    """The adapter with which pydantic reads a kind."""
     return TypeAdapter(kind)
 
 
 @contextmanager
 def in_one_line(whose: str = "") -> Generator[None]:
-    """Within, pydantic's errors are `BadInput`. The one line of each begins with ``whose``."""
+    """Raise pydantic's errors in the block as `BadInput`, one line that begins with ``whose``."""
     try:
         yield
     except BadInput as error:
@@ -301,7 +301,7 @@ def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
 
 
 def is_plain(value: object) -> bool:
-    """Whether a value is a number, a text, a truth value, nothing, or a list of these."""
+    """Return whether a value is a number, a text, a truth value, None, or a list of these."""
     if isinstance(value, list | tuple):
         return all(map(is_plain, cast(Sequence[object], value)))
     return value is None or isinstance(value, str | int | float)

@@ -8,17 +8,17 @@ PenstockError
   x PluginFailed           4   a planner or schedule from outside raised, or returned something else
   + RunFailed              4   a run started and could not go on
     x LossNotFinite        4   the loss became NaN or infinite
-    x PeerFailed           4   another rank has failed or ended, and knows better why
+    x PeerFailed           4   another rank has failed or ended; its message explains more
     x ReplicasDiffer       4   copies of a weight that must be equal are not
     x Stalled              4   a wait exceeded its bound; says who waited for whom
     x WorkerLost           4   a worker was killed
-  + SaidByAnotherRank          another process has said what is wrong, and this one only ends
+  + SaidByAnotherRank          another process has reported the error, and this one only ends
 """
 
 from typing import ClassVar
 
 TRAINING_PACKAGES = ("torch", "safetensors", "tensorboard")
-"""What the extra ``train`` installs; planning needs none of them."""
+"""Packages that the extra ``train`` installs; planning needs none of them."""
 
 
 SHORTEST_CUT = 40
@@ -47,7 +47,7 @@ class PenstockError(Exception):
 
 
 class BadInput(PenstockError):
-    """What the user gave cannot be used; the message names thing, value, limit and remedy.
+    """Input of the user that cannot be used; the message names thing, value, limit and remedy.
 
     A message is one line. One that repeats a long value is shortened in the middle.
     """
@@ -102,7 +102,7 @@ class LossNotFinite(RunFailed):
 
 
 class PeerFailed(RunFailed):
-    """Another rank has failed or ended; what that one says explains more."""
+    """Another rank has failed or ended; that rank's message explains more."""
 
 
 class ReplicasDiffer(RunFailed):
@@ -114,7 +114,7 @@ class WorkerLost(RunFailed):
 
 
 class SaidByAnotherRank(PenstockError):
-    """A rank ends with an exit code, and says nothing: another rank has said what is wrong."""
+    """A rank ends with an exit code and prints nothing: another rank has reported the error."""
 
     def __init__(self, code: int) -> None:
         super().__init__("another rank has said what is wrong")
@@ -148,7 +148,7 @@ def exit_code_of(failure: BaseException) -> int:
 
 
 def missing_for_training(error: BaseException) -> str:
-    """What to install where an import failed because Penstock only plans here; else nothing."""
+    """The remedy for an import that failed because Penstock only plans here; empty for others."""
     name = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
     if not name or name.partition(".")[0] not in TRAINING_PACKAGES:
         return ""

@@ -1,4 +1,4 @@
-"""How much memory and how many cores of this machine the process may use, by whoever limits them.
+"""Memory and cores of this machine that the process may use, under all limits on them.
 
 The kernel, control groups (of both versions, as containers have them) and Slurm each set limits.
 The tightest counts. ``root`` is the folder of ``proc`` and ``sys`` everywhere, ``variables`` are
@@ -59,7 +59,7 @@ def usable_cores(root: Path = ROOT, variables: Mapping[str, str] = os.environ) -
 
 
 def processor_name(root: Path = ROOT) -> str:
-    """What the processor's maker calls it, or else its architecture, such as ``aarch64``."""
+    """The maker's name for the processor, or else its architecture, such as ``aarch64``."""
     told = re.search(r"^model name\s*: (.+)$", text_of(root / "proc" / "cpuinfo"), re.MULTILINE)
     return " ".join(told[1].split()) if told else platform.machine()
 
@@ -94,7 +94,7 @@ def within_host(root: Path) -> Iterator[FreeMemory]:
 
 
 def within_limits(root: Path) -> Iterator[FreeMemory]:
-    """What is left of the limits on this process (``ulimit``)."""
+    """The memory that is left under the limits on this process (``ulimit``)."""
     for name, kind, counted in PROCESS_LIMITS:
         limit, _ = resource.getrlimit(kind)
         used = kilobytes(root / "proc" / "self" / "status", counted)
@@ -103,7 +103,7 @@ def within_limits(root: Path) -> Iterator[FreeMemory]:
 
 
 def within_group(folder: Path, version_2: bool) -> Iterator[FreeMemory]:
-    """What is left in one control group; its cached files count as free, as they can be dropped."""
+    """The memory left in one control group; cached files count as free, as they can be dropped."""
     limit_file, use_file, prefix = MEMORY_FILES[0 if version_2 else 1]
     limit, used = text_of(folder / limit_file), text_of(folder / use_file)
     if not limit.isdigit() or not used.isdigit():

@@ -1,10 +1,10 @@
-"""Finds a plan for the ranks of a script: what `Pipeline` does where none is given.
+"""Find a plan for the ranks of a script, as `Pipeline` does where none is given.
 
     every rank    measures the links between ranks, then its layers while the others do
     rank 0        plans, and prints the plan beside the best one of the other kind
     every rank    gets the plan
 
-What was measured and planned is kept in a file, by all that it depends on: a second start reads it.
+Measurements and plans are cached in a file, by all that they depend on: a second start reads it.
 """
 
 import hashlib
@@ -108,9 +108,9 @@ def plan_here(graph: LayerGraph, batch: Batch, options: Options, constraints: Co
 
 
 class KeptPlans:
-    """What was measured and planned for ``key``, in a file of this user; rank 0 alone reads it.
+    """Cache of measurements and plans for ``key``, in a file of this user that rank 0 alone reads.
 
-    ``kept`` is what is in the file: the key, profile and cluster, and plans by their constraints.
+    ``kept`` is its content: the key, profile and cluster, and plans by their constraints.
     """
 
     def __init__(self, world: World, graph: LayerGraph, batch: Batch, options: Options) -> None:
@@ -147,7 +147,7 @@ class KeptPlans:
 
     @property
     def costs(self) -> Costs | None:
-        """What was measured before."""
+        """Profile and cluster that were measured before; None if there are none."""
         if not self.kept:
             return None
         profile = profile_from_json(self.kept["profile"], str(self.path))
@@ -176,7 +176,7 @@ def digest(text: str) -> str:
 
 
 def cache_folder() -> Path:
-    """Where plans are kept: ``PENSTOCK_CACHE``, or the user's own folder for such files."""
+    """The folder of the cache: ``PENSTOCK_CACHE``, or the user's own folder for such files."""
     if own := os.environ.get("PENSTOCK_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
@@ -261,7 +261,7 @@ def costs_of_ranks(world: World, measured: Callable[[Cluster, bool], ModelProfil
     """Profile and cluster of the ranks of ``world``; all must call this, and only rank 0 has them.
 
     All ranks measure at the same time, because they also train at the same time: links first, then
-    layers, by ``measured``. That is told the cluster, and whether ranks share cores.
+    layers, by ``measured``. That receives the cluster, and whether ranks share cores.
     """
     if world.size == 1:
         cluster = cluster_alone(world.device)

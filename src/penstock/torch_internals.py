@@ -46,7 +46,7 @@ def after_backward(act: Callable[[], None]) -> None:
 # Tensors.
 
 write_count: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
-"""A number that every write to a tensor changes; how a call writes is told nowhere else."""
+"""A number that every write to a tensor changes; a call's writes are recorded nowhere else."""
 
 schema_of = operator.attrgetter("_schema")
 """The arguments of one overload of an operator, and what it makes."""
@@ -65,17 +65,17 @@ def as_parameter(tensor: Any) -> Any:
 
 
 def storage_id(tensor: torch.Tensor) -> int:
-    """What tells storages apart, also those without memory, whose addresses are all 0."""
+    """The identity of a storage, also of those without memory, whose addresses are all 0."""
     return tensor.untyped_storage()._cdata
 
 
 def has_other_users(tensor: torch.Tensor) -> bool:
-    """Whether other tensors share the memory; what detaches tells of no view."""
+    """Return whether other tensors share the memory; a detached tensor does not record its base."""
     return internals._storage_Use_Count(storage_id(tensor)) > OWN_USES
 
 
 OWN_USES = 2
-"""The tensor, and the storage that is looked at."""
+"""Users of a storage that are not others: the tensor, and the object that is inspected."""
 
 
 # A function of `torch.cuda` that keeps a GPU busy for a number of its cycles.
@@ -85,17 +85,17 @@ GPU_SLEEP = "_sleep"
 # Modules.
 
 BACKWARD_HOOKS = "_backward_hooks", "_backward_pre_hooks"
-"""Where a module's ``__dict__`` has them: a stage takes them off what it leaves out."""
+"""Keys of a module's ``__dict__`` for them: a stage takes them off what it leaves out."""
 
 COMPILED_CALL = "_compiled_call_impl"
-"""Where a module's ``__dict__`` has what ``module.compile()`` made: it passes by ``forward``."""
+"""Key of a module's ``__dict__`` for what ``module.compile()`` made: it bypasses ``forward``."""
 
 BatchNorm = nn.modules.batchnorm._BatchNorm  # users derive theirs from it
 Norm = nn.modules.batchnorm._NormBase  # also those over one sample
 
 own_parameters: Callable[[nn.Module], dict[str, Any]] = operator.attrgetter("_parameters")
 own_buffers: Callable[[nn.Module], dict[str, Any]] = operator.attrgetter("_buffers")
-"""What a module itself holds: read and written where `setattr` would check and register."""
+"""A module's own tensors: read and written where `setattr` would check and register."""
 
 unsaved_buffers = operator.attrgetter("_non_persistent_buffers_set")
 """The names of a module's own buffers that state dicts leave out."""
@@ -112,12 +112,12 @@ def flat_weights(module: nn.Module) -> tuple[list[Any], list[str]]:
 
 
 def forward_hooks(module: nn.Module) -> int:
-    """How many hooks there are around a module's forward."""
+    """The number of hooks around a module's forward."""
     return len(module._forward_hooks) + len(module._forward_pre_hooks)
 
 
 def has_global_hooks() -> bool:
-    """Whether there are backward hooks for all modules, also those of a module tracker."""
+    """Return whether there are backward hooks for all modules, also those of a module tracker."""
     registered = nn.modules.module
     before = registered._global_forward_pre_hooks
     return bool(
@@ -131,7 +131,7 @@ def has_global_hooks() -> bool:
 
 
 def modes_on() -> int:
-    """How many function modes are on the stack."""
+    """The number of function modes on the stack."""
     return internals._len_torch_function_stack()
 
 
@@ -158,7 +158,7 @@ NO_CONTEXT = contextlib.nullcontext()
 
 
 def without_modes() -> Any:
-    """Within, no dispatch mode is active: those of an estimate see only what is here."""
+    """Disable dispatch modes in the block: those of an estimate must not see what it computes."""
     return _disable_current_modes() if internals._len_torch_dispatch_stack() else NO_CONTEXT
 
 
@@ -170,7 +170,7 @@ def compiler() -> Any:
 
 
 def eagerly() -> contextlib.AbstractContextManager[object]:
-    """Within, compiled functions run as they are written; the compiler is not imported for it."""
+    """Run compiled functions as they are written; the compiler is not imported for it."""
     if "torch._dynamo" not in sys.modules:
         return NO_CONTEXT
     return torch.compiler.set_stance("force_eager")
@@ -183,7 +183,7 @@ GROUPED_PRODUCT = torch.ops.aten._grouped_mm
 
 
 def allocation_event() -> Any:
-    """What torch's profiler calls an allocation of the CPU; without, memory is unknown."""
+    """The event of torch's profiler for an allocation of the CPU; without, memory is unknown."""
     return internals._profiler._EventType.Allocation
 
 
@@ -235,10 +235,10 @@ _OF_USERS = os.path.join(_TORCH, "distributed", "nn")
 
 
 class InOneProcess:
-    """Within, the user's code finds no default process group, and is rank 0 of 1.
+    """Hide the default process group from the user's code, which is rank 0 of 1 in the block.
 
     If it calls another function of `torch.distributed` all the same, ``refuse`` gets its name and
-    the rank (None: there is no group). What torch itself calls is as ever, and so are calls in the
+    the rank (None: there is no group). Torch's own calls are unchanged, and so are calls in the
     groups of `OWN_GROUP`.
     """
 
@@ -264,7 +264,7 @@ class InOneProcess:
             self._plain = None, None, None  # a group is closed when nobody holds it
 
     def _is_outside(self, group: Any) -> bool:
-        """What every call in a group asks first."""
+        """The check that every call in a group makes first."""
         if group is not None:
             self._group()
         return self._plain[1](group)

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from threading import Timer
 
 PATIENCE_S = 3.0
-"""Work that takes longer than this prints what it is."""
+"""Seconds after which work prints what it is."""
 
 
 class BareLines(logging.Handler):
-    """Prints lines as they are, unless the program has handlers of its own."""
+    """A handler that prints lines as they are, unless the program has handlers of its own."""
 
     always = False
 

@@ -3,7 +3,7 @@
     {"model.embed_tokens": 0, "model.layers.0": 0, ..., "model.norm": 1, "lm_head": 1}
 
 Source of the format: huggingface/accelerate 1.15, ``accelerate/utils/modeling.py``
-(``infer_auto_device_map``, ``check_device_map``). A name stands for all modules below it, and the
+(``infer_auto_device_map``, ``check_device_map``). A name covers all modules below it, and the
 longest one counts. A batch goes through the devices as a whole, so one of them works at a time:
 as a plan that is one micro-batch.
 """

@@ -21,16 +21,16 @@ from penstock.profile.model_profile import ModelProfile
 Writer: TypeAlias = Callable[[NamedPlan], tuple[str, list[str]]]
 """The text of a layout, and what its reader must know besides.
 
-It raises BadInput for what the framework has no words for.
+It raises BadInput for what the framework cannot express.
 """
 
 Reader: TypeAlias = Callable[[Path, ModelProfile, AskedLayout], PipelineLayout]
-"""Reads a layout of the profile's model; raises BadInput for one that does not fit to it."""
+"""A function that reads a layout of the profile's model; raises BadInput if it does not fit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How a framework's layouts are written, and how they are read, as far as they are.
+    """Writer and reader of a framework's layouts; None for what is not supported.
 
     Frameworks on ``torch_pipelines`` send between neighbours only, and read the order of work.
     """

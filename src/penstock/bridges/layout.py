@@ -1,7 +1,7 @@
-"""A plan in the terms that other frameworks share: stages on pipeline ranks, alike in each replica.
+"""A plan in the terms of other frameworks: stages on pipeline ranks, the same in each replica.
 
-Other frameworks build one pipeline and run copies of it for data parallelism. So a plan can leave
-only if all its stages have as many replicas, and a plan that comes in has as many.
+Other frameworks build one pipeline and run copies of it for data parallelism. So all stages of a
+plan that is written or read have the same number of replicas.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class PipelineLayout:
 
     ``ranks[stage]`` is the pipeline rank of a stage. Each replica computes ``rows`` samples of each
     of ``micro_batches`` micro-batches. Each pipeline rank is a tensor group of ``group_size``.
-    0 and "" stand for what a layout does not say.
+    0 and "" mean that a layout does not say it.
     """
 
     stages: tuple[range, ...]
@@ -39,17 +39,17 @@ class PipelineLayout:
 
     @property
     def is_looped(self) -> bool:
-        """Whether stages go round after round from the first rank to the last."""
+        """Return whether stages go round after round from the first rank to the last."""
         rounds, rest = divmod(len(self.ranks), self.pipeline_size)
         return not rest and self.ranks == looped(self.pipeline_size, rounds)
 
 
 @dataclass(frozen=True, slots=True)
 class AskedLayout:
-    """What the user says of a layout that is read; 0 and "" where nothing.
+    """The user's settings for a layout that is read; 0 and "" where none is given.
 
     ``batch`` is the global batch and ``micro_batch`` the samples of a micro-batch over all
-    replicas, both as in a plan. What is asked replaces what the layout says.
+    replicas, both as in a plan. They replace the layout's own.
     """
 
     batch: int = 0
@@ -105,7 +105,7 @@ def layout_of_plan(plan: Plan, target: str) -> PipelineLayout:
 
 
 def plan_of_layout(layout: PipelineLayout, asked: AskedLayout) -> Plan:
-    """The plan of a layout, completed and changed by what is asked.
+    """The plan of a layout, completed and changed by the user's settings.
 
     Devices are numbered as the frameworks number ranks: the replicas of a pipeline rank follow one
     another. Without a schedule, the plan has 1F1B, or its interleaved form for stages that go
@@ -157,7 +157,7 @@ def batches_of(layout: PipelineLayout, asked: AskedLayout, replicas: int) -> tup
 
 
 def usual_schedule(layout: PipelineLayout) -> str:
-    """What the frameworks run on these ranks unless they are told otherwise."""
+    """The schedule that the frameworks run on these ranks by default."""
     if not layout.is_looped:
         raise BadInput(
             f"the layout does not name its schedule, and its stages are on ranks "

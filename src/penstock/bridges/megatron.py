@@ -7,8 +7,8 @@ loss with the head. ``x*n`` and ``(...)*n`` repeat; commas mean nothing:
 
     Et*3|t*4|t*4|t*3L
 
-Stage ``s`` is on rank ``s % pipeline_size``. ``E`` stands for the profile's layers before the first
-block, ``L`` for those after the last. Megatron holds each of the two on one stage.
+Stage ``s`` is on rank ``s % pipeline_size``. ``E`` means the profile's layers before the first
+block, ``L`` those after the last. Megatron holds each of the two on one stage.
 """
 
 import re
@@ -182,7 +182,7 @@ def check_letters(layers: list[str], path: Path) -> None:
 
 
 def transformer_blocks(chain: Sequence[ModuleLayers], profile: ModelProfile) -> tuple[int, int]:
-    """Where the blocks are in the chain of modules: the first, and the one after the last."""
+    """Indices of the blocks in the chain of modules: the first, and the one after the last."""
     places = [i for i, module in enumerate(chain) if module.container is not None]
     lists = sorted({chain[i].container or "" for i in places})
     if len(lists) != 1 or places != list(range(places[0], places[-1] + 1)):
@@ -195,7 +195,7 @@ def transformer_blocks(chain: Sequence[ModuleLayers], profile: ModelProfile) -> 
 
 
 def stages_of_counts(counts: list[int], profile: ModelProfile, path: Path) -> tuple[range, ...]:
-    """Stages with so many blocks each; the first has all before them, the last all after them."""
+    """Stages with ``counts`` blocks; the first has all before them, the last all after them."""
     chain = module_chain(profile)
     first, _ = transformer_blocks(chain, profile)
     starts = [0, *(module.layers.stop for module in chain)]

@@ -98,7 +98,7 @@ def module_chain(profile: ModelProfile) -> tuple[ModuleLayers, ...]:
 
 
 def with_light_modules(names: Sequence[str], joined: Mapping[str, str]) -> dict[str, list[str]]:
-    """For each module the names to list for it: itself, and light modules beside it.
+    """The names to list for each module: itself, and light modules beside it.
 
     A profile has no layers for modules without heavy work, such as a norm. Entries of a container
     that are missing between two others follow the first of them. ``joined`` names others, each with
@@ -239,7 +239,7 @@ def stages_of_starts(starts: Sequence[str], profile: ModelProfile, path: Path) -
 
 
 def is_within(layer: str, module: str) -> bool:
-    """Whether a layer is a module or a part of it.
+    """Return whether a layer is a module or a part of it.
 
     >>> is_within("h.1.mlp", "h.1"), is_within("h.10", "h.1"), is_within("lm_head#2", "lm_head")
     (True, False, True)

@@ -268,7 +268,7 @@ def joined_modules(texts: Sequence[str]) -> dict[str, str]:
 
 
 def moved_words(before: "Plan", after: "Plan") -> str:
-    """Which cuts were moved; empty if none."""
+    """The cuts that were moved, in words; empty if none."""
     cuts = ([stage.layers.stop for stage in plan.stages] for plan in (before, after))
     moves = [f"{old} to {new}" for old, new in zip(*cuts, strict=True) if old != new]
     return f"cuts moved to the ends of blocks: before layer {', '.join(moves)}" if moves else ""

@@ -115,9 +115,9 @@ def launch(
 
 
 def runs_on_gpus(device: str, cluster: "Cluster", terminal: Terminal) -> bool:
-    """Whether ranks run on GPUs: as asked, and with ``auto`` where the cluster's devices are some.
+    """Return whether ranks run on GPUs: by ``device``, or for ``auto`` if the cluster has some.
 
-    Notes what the cluster does not say, and what has been tried on several GPUs.
+    Note a cluster of other devices than ``device``, and what has been tried on several GPUs.
     """
     from penstock.jobs import SEVERAL_GPUS
 

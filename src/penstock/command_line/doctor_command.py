@@ -25,10 +25,10 @@ USEFUL = {
 """Packages that some jobs need."""
 
 LEAST_SHARED_BYTES = 1 << 30
-"""Docker gives containers 64 MiB of /dev/shm unless told otherwise."""
+"""Bytes of /dev/shm below which there is a remedy; Docker gives 64 MiB by default."""
 
 BUSY = 0.5
-"""A load of so much a core makes what is measured here longer."""
+"""Load per core above which what is measured here takes longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def of_devices() -> Iterator[Finding]:
 
 
 def of_network() -> Iterator[Finding]:
-    """Whether ranks can meet: a port, the host's name, and what is set about them."""
+    """Findings on the rendezvous of ranks: a port, the host's name, and what is set about them."""
     name = socket.gethostname()
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:

@@ -21,10 +21,10 @@ PLANNED_WINDOW = 2048
 """The same, where there is no text yet and the job only serves to plan."""
 
 TYPE_OF_WEIGHTS = ("dtype", "torch_dtype")
-"""What configurations call the type of their weights."""
+"""Keys of configurations for the type of their weights."""
 
 POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
-"""What configurations call the largest number of tokens that their model reads."""
+"""Keys of configurations for the largest number of tokens that their model reads."""
 
 OWN_MODEL = ("penstock.examples.gpt_text:Gpt", "length = {length}, blocks = 4, width = 192")
 """A small GPT over bytes, for text without a model."""
@@ -165,7 +165,7 @@ def data_lines(config: str, model: str, data: str, out: str) -> list[str]:
 
 
 def window_of(config: str, most: int) -> int:
-    """The tokens in a window: as many as a model reads, and at most so many."""
+    """The tokens in a window: as many as a model reads, and at most ``most``."""
     known = map(read_config(config).get, POSITIONS)
     return min([most, *(longest for longest in known if isinstance(longest, int))])
 

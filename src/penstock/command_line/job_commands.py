@@ -24,7 +24,7 @@ LOADING = "loading PyTorch"
 
 @contextmanager
 def loading(note: Callable[[str], None]) -> Generator[None]:
-    """Within, modules are imported, which is said if it takes long.
+    """Print a note if the imports in the block take long.
 
     Ctrl-C counts, too, where a module takes it for a failure of an import of its own.
     """

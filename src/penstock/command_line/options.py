@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from penstock.planning.plan_files import PlanInputs
 
 MOST_WORKERS = 1024
-"""More processes fit into the memory of no machine that we know."""
+"""The most processes: more fit into the memory of no machine that we know."""
 
 AsJson: TypeAlias = Annotated[
     bool, Option("--json", help="Print the result as one JSON object (SI units).")
@@ -169,7 +169,7 @@ def names_in(text: str) -> list[str]:
 
 
 def read_pins(given: list[str] | None) -> list[str] | None:
-    """The pins, with those of files in place of the files."""
+    """The pins, with those of files instead of the files."""
     if not given:
         return given
     from penstock.plan import pins
@@ -200,7 +200,7 @@ TYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 def pins_with(pins: list[str] | None, stages: int) -> list[str] | None:
-    """The pins, with that of so many stages; None where there are none."""
+    """The pins, with that of ``stages`` stages; None where there are none."""
     return [*(pins or ()), *([f"stages: {stages}"] if stages else ())] or None
 
 
@@ -283,7 +283,7 @@ class AskedProblem:
 
     @property
     def inputs(self) -> "PlanInputs":
-        """Where profile and cluster are."""
+        """The places of profile and cluster."""
         from penstock.planning.plan_files import PlanInputs
 
         return PlanInputs(self.profile, self.cluster, self.profile_batch)
@@ -311,7 +311,7 @@ class AskedProblem:
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command for typer: an argument that is a dataclass stands for an option of each field."""
+    """A command for typer: an argument that is a dataclass becomes an option for each field."""
     groups: dict[str, Any] = {}
     options: list[Parameter] = []
     for each in signature(command).parameters.values():

@@ -114,7 +114,7 @@ def found_and_assessed(
 def explained(
     planned: "PlannedPipeline", problem: "PlanningProblem"
 ) -> tuple[dict[str, object], list[str]]:
-    """What limits a plan: as a key of the JSON, and in words."""
+    """The limits of a plan: as a key of the JSON, and in words."""
     from penstock.planning.explanation import explain_plan, explanation_words
 
     explanation = explain_plan(planned, problem)

@@ -1,4 +1,4 @@
-"""What a planner is doing, on standard error: a live line on a terminal, else a line at times."""
+"""Progress of a planner on standard error: a live line on a terminal, else a line at times."""
 
 import sys
 from collections.abc import Callable, Generator
@@ -21,7 +21,7 @@ REFRESHES_PER_S = 5
 
 
 class PlanningProgress:
-    """Shows search steps and notes through two functions; see `planning_progress`."""
+    """Display of search steps and notes through two functions; see `planning_progress`."""
 
     def __init__(self, show: Callable[[str], None], note: Callable[[str], None]) -> None:
         self.show, self.note, self.bound_s = show, note, 0.0
@@ -44,7 +44,7 @@ def planning_progress(terminal: Terminal) -> Generator[PlanningProgress]:
 
 
 def step_words(step: "SearchStep", planner: str, bound_s: float) -> str:
-    """What is being done, and the best plan so far, in words."""
+    """The current work of a planner, and the best plan so far, in words."""
     from penstock.words import percent_text, seconds_text
 
     words = f"{planner}: {step.doing}" if planner and planner not in step.doing else step.doing
@@ -60,7 +60,7 @@ def step_words(step: "SearchStep", planner: str, bound_s: float) -> str:
 def lines_at_times(
     note: Callable[[str], None], clock: Callable[[], float]
 ) -> Generator[Callable[[str], None]]:
-    """Passes words to ``note`` with the seconds that have passed, at most every few seconds.
+    """Pass words to ``note`` with the seconds that have passed, at most every few seconds.
 
     While nothing new comes during the block, the last words are repeated.
     """

@@ -1,4 +1,4 @@
-"""How ``penstock compare`` shows what planners made of a problem: lines, a table, a picture."""
+"""Output of ``penstock compare``: the plans for a problem as lines, a table, a picture."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -82,7 +82,7 @@ def compared_lines(
 ) -> list[ComparedLine]:
     """All rows, the best first; each is printed as soon as it is known.
 
-    Without names all planners are compared; ``all`` stands for each synchronous schedule.
+    Without names all planners are compared; ``all`` means each synchronous schedule.
     """
     asked = list(planners) or list(PLANNERS)
     orders = [
@@ -193,7 +193,7 @@ def comparison_table(lines: Sequence[ComparedLine]) -> Table:
 
 
 def rate_columns(rates: Sequence[Throughput]) -> list[list[str]]:
-    """What plans train each second, and the price: a head and cells, empty for what is unknown."""
+    """Throughput and price of plans: a head and cells, empty for what is unknown."""
     thing = "tokens" if any(rate.tokens_per_s for rate in rates) else "samples"
     return [
         [f"{thing}/s", *(rate_words(rate.tokens_per_s or rate.samples_per_s) for rate in rates)],
@@ -214,7 +214,7 @@ def bound_text(seconds: float) -> str:
 
 
 def reasons_of(lines: Sequence[ComparedLine]) -> list[str]:
-    """Why the first row beats the next slower one, and data parallelism."""
+    """Reasons why the first row beats the next slower one, and data parallelism."""
     known = [line.explanation for line in lines if line.explanation]
     if not known:
         return []
@@ -225,7 +225,7 @@ def reasons_of(lines: Sequence[ComparedLine]) -> list[str]:
 
 
 def explained(lines: Sequence[ComparedLine]) -> list[str]:
-    """What limits each plan, in paragraphs, then why the winner won."""
+    """The limits of each plan, in paragraphs, then why the winner won."""
     planners: dict[str, list[str]] = {}
     for line in lines:
         if line.explanation:

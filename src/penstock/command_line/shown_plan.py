@@ -1,4 +1,4 @@
-"""How commands print a plan: its main numbers in a few lines, and its stages in a table."""
+"""Output of a plan: its main numbers in a few lines, and its stages in a table."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import inf, isfinite
@@ -64,19 +64,19 @@ def stage_rows(planned: PlannedPipeline, profile: ModelProfile) -> Iterator[dict
 
 
 def too_full_words(devices: Sequence[int]) -> str:
-    """That a plan does not fit, and where."""
+    """The message that a plan does not fit, and where."""
     where = numbered("device", devices)
     return f"the plan does not fit in the memory of {where}; plan again, or recompute activations"
 
 
 def reserve_lines(share: float) -> list[str]:
-    """How much memory plans leave free, if any."""
+    """The share of memory that plans leave free, in words, if any."""
     words = f"{100 * share:g} % of each device's memory is kept free (--memory-reserve)"
     return [words] if share else []
 
 
 def groups_line(groups: Sequence[Sequence[int]]) -> str:
-    """Which ranks each device of a plan stands for.
+    """The ranks that each device of a plan represents.
 
     >>> groups_line([(0, 1), (2,)])
     'tensor groups: device 0 is ranks 0, 1; device 1 is rank 2'
@@ -115,7 +115,7 @@ def headline(planned: PlannedPipeline) -> list[str]:
 
 
 def bound_words(planned: PlannedPipeline) -> str:
-    """Which plans a bound covers, and what proves it."""
+    """The plans that a bound covers, and its proof."""
     covers = f" ({planned.bound.covers})" if planned.bound.covers else ""
     return covers + (f": {planned.bound.argument}" if planned.bound.argument else "")
 
@@ -123,7 +123,7 @@ def bound_words(planned: PlannedPipeline) -> str:
 def played_parts(
     before: "PlayedPlan", after: "PlayedPlan", changes: Sequence[str]
 ) -> list[RenderableType]:
-    """What stands between a simulated plan and its timeline.
+    """The output between a simulated plan and its timeline.
 
     The ranks of tensor groups; a table of numbers before and after ``changes``, and what limits
     each plan; the time of several iterations.

@@ -1,4 +1,4 @@
-"""What a command prints: results on standard output; notes and one-line errors on stderr."""
+"""Output of a command: results on standard output; notes and one-line errors on stderr."""
 
 import atexit
 import gc
@@ -42,7 +42,7 @@ WIDEST = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """How to print: as one JSON object or for people; with or without notes."""
+    """The form of output: as one JSON object or for people; with or without notes."""
 
     as_json: AsJson = False
     quiet: Quiet = False

@@ -52,7 +52,7 @@ class TransformerBlock(nn.Module):
 
 
 class Embedding(nn.Module):
-    """What each byte means plus where it stands."""
+    """Sum of the embeddings of each byte and of its position."""
 
     def __init__(self, vocabulary: int, length: int, width: int) -> None:
         super().__init__()

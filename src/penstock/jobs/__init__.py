@@ -11,4 +11,4 @@ SEVERAL_GPUS = (
     "several ranks on one GPU were tried on an H100; a GPU for each rank was tried on a stand-in "
     "for GPUs only, and NCCL itself never"
 )
-"""What to say before several ranks run on GPUs."""
+"""The note before several ranks run on GPUs."""

@@ -23,10 +23,10 @@ from penstock.report.record import MeasuredLength
 from penstock.simulate.by_length import LengthPrediction
 
 LOOKED_AT = 64
-"""The first batches of the data, from which the distribution of lengths is estimated."""
+"""The number of first batches from which the distribution of lengths is estimated."""
 
 MOST_GROUPS = 4
-"""Every group is measured separately, which takes time."""
+"""The most groups: every one is measured separately, which takes time."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def lengths_of(batch: Batch, dynamic: Dynamic, rows: RowsOf, number: int) -> Len
 
 
 def relative(lengths: LengthsOf, mean: Sequence[float]) -> float:
-    """How long a batch is relative to the mean, summed over all lengths."""
+    """The length of a batch relative to the mean, summed over all lengths."""
     return sum(size / usual for size, usual in zip(lengths, mean, strict=True))
 
 

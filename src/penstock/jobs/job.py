@@ -85,7 +85,7 @@ OPTIMIZERS = ("adamw", "adam", "sgd", "muon")
 
 
 def member_at(place: str) -> Any:
-    """What a module holds, named as ``module:name``."""
+    """The object in a module that is named as ``module:name``."""
     module_name, colon, name = place.partition(":")
     if not (module_name and colon and name):
         raise ValueError(MALFORMED)
@@ -138,7 +138,7 @@ def optimizer_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class OptimizerSettings(Table):
-    """Which optimizer to use, and how its learning rate changes over the steps.
+    """The optimizer of a job, and the changes of its learning rate over the steps.
 
     The rate rises linearly to ``learning_rate`` over ``warm_up_steps``, at most half of a cosine's.
     Then ``"cosine"`` lowers it to a tenth at step ``schedule_steps`` (0: the last), and
@@ -331,7 +331,7 @@ def check_call(function: Any, kind: str) -> None:
 
 @dataclass(frozen=True)
 class TensorSettings(Table):
-    """Which tensor groups a plan may have, and what they divide.
+    """Tensor groups that a plan may have, and what they divide.
 
     ``ranks`` are the sizes of groups that a planner may choose, beside single ranks. ``layers`` or
     a ``function`` is the ``tensor_parallel`` of `capture_model` (neither: that of the model's own
@@ -348,7 +348,7 @@ class TensorSettings(Table):
 
     @property
     def is_asked(self) -> bool:
-        """Whether costs on groups are wanted."""
+        """Return whether costs on groups are required."""
         return bool(self.ranks) or self.layers is not None or self.function is not None
 
 
@@ -482,7 +482,7 @@ class Job:
 
     @property
     def uses(self) -> dict[str, str]:
-        """What the job uses, for `check_conflicts`."""
+        """The features that the job uses, for `check_conflicts`."""
         settings = vars(self) | {
             "constraints.sharding": self.constraints.sharding,
             "constraints.state_on": self.constraints.state_on,
@@ -513,12 +513,12 @@ class Job:
 
     @property
     def shards_optimizer(self) -> bool:
-        """Whether replicas divide the optimizer's state, also under a plan that was given."""
+        """Return whether replicas shard the optimizer's state, also under a plan that was given."""
         return self.constraints.sharding == "optimizer"
 
     @property
     def follows_evaluations(self) -> bool:
-        """Whether the learning-rate schedule is stepped with a result of evaluations."""
+        """Return whether the learning-rate schedule is stepped with a result of evaluations."""
         return self.optimizer.schedule == "plateau" and self.optimizer.follows != "loss"
 
     @property
@@ -530,7 +530,7 @@ class Job:
 
     @property
     def reads_parts(self) -> bool:
-        """Whether the data can be told what a rank reads."""
+        """Return whether the data can receive what a rank reads."""
         return "needs" in inspect.signature(self.data).parameters
 
     def batches(
@@ -568,7 +568,7 @@ class Job:
         )
 
     def autocast_dtype(self) -> "torch.dtype | None":
-        """The type of matrix products; None stands for the parameters' own type."""
+        """The type of matrix products; None for the parameters' own type."""
         import torch
 
         return {"off": None, "bfloat16": torch.bfloat16, "float16": torch.float16}[self.autocast]

@@ -1,4 +1,4 @@
-"""Finds built-in jobs by name, and reads jobs from TOML files.
+"""Find built-in jobs by name, and read jobs from TOML files.
 
 A job file names the functions that make the job:
 

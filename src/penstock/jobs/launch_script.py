@@ -1,4 +1,4 @@
-"""Writes what starts a job on several hosts: a script for torchrun or Slurm.
+"""Write the script that starts a job on several hosts, by torchrun or Slurm.
 
 Ranks are numbered host by host, in the order of the cluster, for so a plan numbers its devices.
 """
@@ -11,12 +11,12 @@ from penstock.errors import BadInput
 
 PORT = 29_500
 SAVES_WITHIN_S = 120
-"""How long before the end Slurm sends SIGTERM. A run then takes its step to the end and saves."""
+"""Seconds before the end at which Slurm sends SIGTERM; a run then ends its step and saves."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """What to start: the arguments of ``penstock train``, and the ranks of each host by its name.
+    """A job to start: the arguments of ``penstock train``, and the ranks of each host by its name.
 
     ``run_directory`` is on a disk of all hosts.
     """

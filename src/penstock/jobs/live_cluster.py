@@ -1,4 +1,4 @@
-"""Measures the hosts that a job was given, and reports what is slower than its equals.
+"""Measure the hosts that a job was given, and report what is slower than its equals.
 
 The ranks of all hosts take part, started by torchrun or srun; one process alone is a host of one.
 """
@@ -23,8 +23,8 @@ from penstock.words import rate_text
 Pairs = Mapping[tuple[int, int], MeasuredLink]
 
 SIDE, GPU_SIDE, REPEATS = 512, 8192, 15
-"""Each rank multiplies matrices of so many rows and columns; a GPU's share of its peak rate grows
-with them until they fill it."""
+"""Rows and columns of the matrices that each rank multiplies, on a CPU and on a GPU, and repeats;
+a GPU's share of its peak rate grows with the matrices until they fill it."""
 
 SLOW = 0.5
 """A link or a device with less than this share of what its equals have is slow."""

@@ -1,4 +1,4 @@
-"""Makes optimizers and learning-rate schedules from a job's settings."""
+"""Make optimizers and learning-rate schedules from a job's settings."""
 
 import math
 from collections.abc import Callable, Iterable

@@ -156,7 +156,7 @@ def predict(job: Job, plan: Plan, problem: PlanningProblem) -> Prediction:
 def predict_step(
     job: Job, plan: Plan, problem: PlanningProblem
 ) -> tuple[Prediction, tuple[LengthPrediction, ...]]:
-    """As `predict`, but the mean time where batches have several lengths; and that of each."""
+    """The result of `predict`, with the mean time where lengths vary; and that of each length."""
     prediction = predict(job, plan, problem)
     by_length = predict_lengths(
         problem.profile, lambda at: predict(job, plan, replace(problem, profile=at)).iteration_s
@@ -166,7 +166,7 @@ def predict_step(
 
 
 def other_words(job: Job, plan: Plan, problem: PlanningProblem) -> str:
-    """What a step takes without the job's constraints, or of plain data parallelism, in words.
+    """The step time without the job's constraints, or of plain data parallelism, in words.
 
     Empty if the plan is that.
     """

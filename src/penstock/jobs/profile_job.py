@@ -1,12 +1,10 @@
-"""Measures or estimates the costs of a job: its layers, and the links between its workers.
-
-Measures how fast tensor groups really are, by training on them with the workers of a job.
+"""Measure or estimate the costs of a job: layers, links between workers, and tensor groups.
 
 The costs of a layer on a group are computed from its costs on one rank
 (`penstock.planning.tensor_groups`). That leaves out what dividing costs besides the sums: every
-operator on shards has an overhead, and smaller matrix products use a device less well. So the whole
-model runs forward and backward on groups, as the runtime does it, and on single ranks. For each
-size of groups one factor says how many times as long as computed it takes.
+operator on shards has an overhead, and smaller matrix products use a device less well. So a job's
+workers run the whole model forward and backward on groups, as the runtime does it, and on single
+ranks. For each size of groups one factor says how many times as long as computed it takes.
 """
 
 import traceback
@@ -57,7 +55,7 @@ from penstock.timeline.timeline import Timeline
 
 
 def check_device(device: str, workers: int = 1) -> str:
-    """What to say of ``workers`` workers on ``device``, if anything."""
+    """The note about ``workers`` workers on ``device``; empty if there is none."""
     if device == "cpu":
         return ""
     check_gpu_is_here(f"--device {device}")
@@ -189,7 +187,7 @@ def in_type(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
 def estimates_for(
     job: Job, clusters: Sequence[Cluster]
 ) -> tuple[list[ModelProfile], list[Cluster]]:
-    """For each cluster the profile of its first device, and the cluster with speeds to match.
+    """The profile of each cluster's first device, and the cluster with speeds to match.
 
     The speed of another kind is the ratio of the estimated seconds of the whole model.
 
@@ -255,7 +253,7 @@ def measure_job(job: Job, device: str, *, shares_cores: bool = False) -> ModelPr
 
 @contextmanager
 def types_compared(job: Job, graph: LayerGraph, batch: Batch) -> Iterator[None]:
-    """Within, a model that fails is told if its batch is in float64, as NumPy's numbers are.
+    """Report a batch in float64, as NumPy's numbers are, if the model fails in the block.
 
     Capture compares no types, and a model may convert its inputs itself.
     """
@@ -359,7 +357,7 @@ STEPS = 4
 
 
 def groups_of(cluster: Cluster, size: int) -> Groups:
-    """As many groups of neighbours on one host as there are."""
+    """All disjoint groups of ``size`` neighbours on one host."""
     hosts: list[list[int]] = [[] for _ in cluster.hosts]
     for rank, host in enumerate(cluster.host_index):
         hosts[host].append(rank)
@@ -373,7 +371,7 @@ def groups_of(cluster: Cluster, size: int) -> Groups:
 def excess(
     job: Job, graph: LayerGraph, problem: PlanningProblem, groups: Groups, device: str
 ) -> float:
-    """How many times as long as computed the groups, as replicas of the model, really take."""
+    """The measured time of the groups, as replicas of the model, relative to the computed one."""
     layers = len(problem.profile.layers)
     plan = plan_of(job, groups, layers)
     computed = profile_on(problem.profile, problem.cluster, [groups] * layers)

@@ -1,8 +1,8 @@
-"""What every process of a training run does, whether ``penstock train`` or torchrun started it.
+"""The program of every process of a training run that ``penstock train`` or torchrun started.
 
 All ranks measure, unless costs are known. Rank 0 plans, and all train by its plan in the same
-processes. Rank 0 alone writes the run directory, except for checkpoints, and says what happens.
-Where it fails at what it alone does, the others end as it ends, and say nothing.
+processes. Rank 0 alone writes the run directory, except for checkpoints, and prints messages.
+If rank 0 fails in work that only rank 0 does, the others exit with its code and print nothing.
 """
 
 import gc
@@ -90,10 +90,10 @@ from penstock.words import counted, seconds_text
 T = TypeVar("T")
 
 LOST = WorkerLost, Stalled
-"""After these errors the other workers can go on."""
+"""Errors after which the other workers can continue."""
 
 AFTER_A_LOSS = TimeLimit(2.0, time.perf_counter)
-"""For the plan of the workers that are left, while they stand still."""
+"""The time limit for the plan of the workers that are left, which wait for it."""
 
 
 def run_local_rank(
@@ -149,7 +149,7 @@ def run_rank(
 
     Raises:
         PenstockError: as `train_job`; on the rank that has failed.
-        SaidByAnotherRank: rank 0 has failed at what it alone does.
+        SaidByAnotherRank: rank 0 has failed in work that it alone does.
         SystemExit: SIGTERM has ended the run.
     """
     print_bare_lines()
@@ -168,7 +168,7 @@ def run_rank(
         until = directory.schedule.get("falls_until", job.optimizer.schedule_steps)
         own = replace(job.optimizer, schedule_steps=until)
         result = run_parts(replace(run, job=replace(job, optimizer=own)), termination, given)
-    # A rank that fails does not leave: others would see that before it has said why.
+    # A rank that fails does not leave: others would see that before it has reported why.
     world.leave()
     return result
 
@@ -211,7 +211,7 @@ def run_parts(run: JobRun, termination: Termination, given: Plan | None) -> Trai
 
 
 def by_first(world: World, act: Callable[[], T]) -> T | None:
-    """What ``act`` returns, which only rank 0 calls; None on others. All ranks must call this.
+    """Call ``act`` on rank 0; its result there, None on others. All ranks must call this.
 
     Raises:
         SaidByAnotherRank: on the other ranks, if it raises on rank 0.
@@ -305,9 +305,9 @@ def with_groups_of(plan: Plan, job: Job) -> Job:
 
 
 def goes_on(request: TrainRequest) -> bool:
-    """Whether torchrun has started the ranks again, after the run had been planned.
+    """Return whether torchrun has started the ranks again, after the run had been planned.
 
-    Its count of restarts stays the same when hosts come and go; then the launch's name tells it.
+    Its count of restarts stays the same when hosts come and go; then the launch's name shows it.
     """
     if request.out is None:
         return False
@@ -331,7 +331,7 @@ def versions() -> dict[str, str]:
 
 
 def circumstances_of(world: World, request: TrainRequest) -> Circumstances:
-    """What the report says of the machine and of this start of the run."""
+    """Facts about the machine and this start of the run, for the report."""
     return Circumstances(
         began=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         command=request.command,
@@ -397,7 +397,7 @@ def costs_of(run: JobRun, *, again: bool) -> PlanningProblem | None:
 
 
 def known_costs(run: JobRun, layout: Sequence[int]) -> PlanningProblem | None:
-    """What was measured on as many ranks of as many hosts as ``layout`` says; None if nothing.
+    """Costs measured on as many ranks of as many hosts as ``layout`` has; None if there are none.
 
     Layers and links of a single host's CPUs stay, whatever the number of its ranks.
     """
@@ -450,7 +450,7 @@ def planned_part(run: JobRun, costs: PlanningProblem | None, given: Plan | None)
 
 
 def plan_for(run: JobRun, costs: PlanningProblem) -> Plan:
-    """The plan that the resumed run has kept for so many ranks with these costs, or a new one."""
+    """The plan that the resumed run has kept for as many ranks and these costs, or a new one."""
     if not run.request.resume or run.job.constraints.remeasure:
         run.directory.forget_plans()
     kept = run.directory.kept_plan(run.world.size)
@@ -468,7 +468,7 @@ def plan_for(run: JobRun, costs: PlanningProblem) -> Plan:
 def tried(run: JobRun, costs: PlanningProblem | None) -> tuple[JobRun, Plan | None]:
     """The run and its quickest plan, after a short trial of each that is near the best.
 
-    Where all fail the run goes on with the first, and ends with its error.
+    If all fail, the run continues with the first, and ends with its error.
     """
     world, job = run.world, run.job
 
@@ -575,7 +575,7 @@ def finish(run: JobRun, part: RunPart, trained: TrainedPart, peaks: Sequence[flo
 
 @contextmanager
 def last_checkpoint_said(directory: RunDirectory, say: Log, *, goes_on: bool) -> Generator[None]:
-    """Within, a failure prints how to resume the run, unless the run ``goes_on`` by itself."""
+    """Print how to resume the run if the block fails, unless the run ``goes_on`` by itself."""
     try:
         yield
     except BaseException as failure:
@@ -595,10 +595,10 @@ def last_checkpoint_said(directory: RunDirectory, say: Log, *, goes_on: bool) ->
 
 @contextmanager
 def saying_once() -> Generator[None]:
-    """Within, of all ranks that torchrun has started and that fail, only the first says why.
+    """Let only the first rank that fails, of those that torchrun has started, report the error.
 
     Raises:
-        SaidByAnotherRank: in place of an error, where another rank has failed before.
+        SaidByAnotherRank: instead of an error, if another rank has failed before.
     """
     check_environment()
     store, rank, _ = met_at(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])

@@ -81,7 +81,7 @@ class RunDirectory:
 
     @property
     def is_of_this_launch(self) -> bool:
-        """Whether the run in it was begun or resumed by ranks that the same torchrun has started.
+        """Return whether ranks that the same torchrun has started began or resumed the run in it.
 
         The ranks of one launch are started again when one fails or when hosts come and go.
         """
@@ -91,13 +91,13 @@ class RunDirectory:
 
     @property
     def is_costed(self) -> bool:
-        """Whether profile and cluster have been measured already."""
+        """Return whether profile and cluster have been measured already."""
         return (self.path / "profile.json").exists() and (self.path / "cluster.toml").exists()
 
     def write_costs(self, profile: ModelProfile, cluster: Cluster) -> None:
         """Save what was measured, so that a resumed run need not measure again.
 
-        Plans that were made with other costs are forgotten.
+        Plans that were made with other costs are deleted.
         """
         self.forget_plans()
         write_profile(profile, self.path / "profile.json")
@@ -108,12 +108,12 @@ class RunDirectory:
         write_cluster(cluster, self.path / "cluster.toml")
 
     def read_costs(self) -> tuple[ModelProfile, Cluster]:
-        """What `write_costs` wrote."""
+        """The profile and cluster that `write_costs` wrote."""
         return read_profile(self.path / "profile.json"), read_cluster(self.path / "cluster.toml")
 
     @property
     def is_planned(self) -> bool:
-        """Whether the run in it has had a plan, and so can be resumed."""
+        """Return whether the run in it has had a plan, and so can be resumed."""
         return (self.path / "plan.json").exists()
 
     def write_plan(self, plan: Plan, ranks: int) -> None:
@@ -122,7 +122,7 @@ class RunDirectory:
         write_plan(plan, self.path / f"plan-{ranks}.json")
 
     def kept_plan(self, ranks: int) -> Plan | None:
-        """The plan that so many ranks have followed; None if there is none."""
+        """The plan that this number of ranks has followed; None if there is none."""
         place = self.path / f"plan-{ranks}.json"
         return read_plan(place) if place.exists() else None
 
@@ -257,8 +257,8 @@ class Records:
 class EventFile:
     """A file of TensorBoard's format in a folder, without TensorBoard's thread that writes it.
 
-    The thread fails by itself where the disk is full, with a traceback, and the training learns of
-    it some steps later.
+    The thread fails by itself where the disk is full, with a traceback, and the training gets the
+    error some steps later.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -273,7 +273,7 @@ class EventFile:
         self._put(file_version="brain.Event:2")
 
     def purge(self, step: int) -> None:
-        """Let TensorBoard forget what earlier files have from ``step`` on."""
+        """Let TensorBoard drop what earlier files have from ``step`` on."""
         self._put(step=step, session_log={"status": 1})  # START, in the format's words
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
@@ -301,7 +301,7 @@ def write_all(file: FileIO, data: bytes) -> None:
 
 @contextmanager
 def named(path: Path) -> Iterator[None]:
-    """Within, an error of the disk names ``path``; Python's own does not say what was written."""
+    """Name ``path`` in disk errors of the block; Python's own do not say what was written."""
     try:
         yield
     except OSError as cause:

@@ -1,7 +1,7 @@
-"""Batches of what people have: datasets, loaders, files of text; and models that take arguments.
+"""Batches of datasets, loaders and files of text; and models that take arguments.
 
 A job file names a dataset where it would name a function of batches (`Data`). Which samples a step
-gets depends only on the job's seed and the number of the step, so a resumed run goes on exactly
+gets depends only on the job's seed and the number of the step, so a resumed run continues exactly
 where it was. One epoch follows another without a gap, so every batch of the training is full.
 """
 
@@ -33,10 +33,10 @@ from penstock.errors import BadInput
 from penstock.jobs.job import CALLS, Data, Split, check_call, member_at
 
 HELD_OUT = 0.1
-"""The share of a dataset that is held out, where nothing is said."""
+"""The share of a dataset that is held out by default."""
 
 HELD_OUT_NAMES = ("validation", "valid", "test", "eval")
-"""What the held-out part of a dataset of several parts may be called; the first counts."""
+"""Names of the held-out part of a dataset of several parts; the first that exists counts."""
 
 LAYERS = "num_hidden_layers"
 
@@ -98,12 +98,12 @@ def type_named(name: object) -> torch.dtype:
 
 
 def is_auto(kind: Any) -> bool:
-    """Whether a class of transformers stands for that of any configuration."""
+    """Return whether a class of transformers is a proxy for that of any configuration."""
     return hasattr(kind, "from_config") and not issubclass(kind, nn.Module)
 
 
 def configuration_of(kind: Any) -> Callable[[Mapping[str, Any]], Any] | None:
-    """Makes the configuration of a class of transformers; ``None`` for other classes."""
+    """The function that makes the configuration of a class of transformers; None for others."""
     if inspect.isclass(kind) and is_auto(kind):
         return partial(configuration, None)
     own = getattr(kind, "config_class", None)
@@ -156,7 +156,7 @@ def data_named(
 
 
 def makes_dataset(found: Any, place: str, arguments: Mapping[str, Any]) -> bool:
-    """Whether this is a class or function that makes a dataset of ``arguments``, and no `Data`."""
+    """Return whether a class or function makes a dataset of ``arguments``, and is no `Data`."""
     try:
         inspect.signature(found).bind(**arguments)
         fits = True
@@ -178,7 +178,7 @@ def makes_dataset(found: Any, place: str, arguments: Mapping[str, Any]) -> bool:
 
 
 def is_dataset(found: Any) -> bool:
-    """Whether samples can be taken from an object: by number or one after another."""
+    """Return whether samples can be taken from an object: by number or one after another."""
     return not inspect.isclass(found) and (
         hasattr(found, "__getitem__") or hasattr(found, "__iter__")
     )
@@ -332,7 +332,7 @@ class Samples:
             yield from order[start % total if epoch == start // total else 0 :]
 
     def epoch(self, seed: int, epoch: int) -> Iterator[Any]:
-        """What one iteration over the dataset yields; the same whenever it is asked for."""
+        """The samples of one iteration over the dataset; equal for equal ``seed`` and ``epoch``."""
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)
         with torch.random.fork_rng(devices=[]):
@@ -415,7 +415,7 @@ class TextData(SampleData):
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens there are."""
+        """The number of different tokens."""
         return self._tokenizer.get_vocab_size() if self.tokenizer else BYTES
 
     @cached_property

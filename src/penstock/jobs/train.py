@@ -1,6 +1,6 @@
-"""Starts ranks of this host that train a job, and fewer where some are lost; or that verify it.
+"""Start ranks of this host that train a job, and fewer where some are lost; or that verify it.
 
-Every process that is started runs `penstock.jobs.rank_program`. This one passes signals on, says
+Every process that is started runs `penstock.jobs.rank_program`. This one passes signals on, reports
 why the run has failed, and starts the ranks again as long as ``may_lose`` allows.
 """
 

@@ -1,4 +1,4 @@
-"""What a user asks of a training run, and what comes of it."""
+"""The request for a training run, and its result."""
 
 import math
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from typing import Literal
 from penstock.report.record import MeasuredLength, TriedPlan
 
 Log = Callable[[str], None]
-"""Prints one line about what happens."""
+"""A function that prints one line about what happens."""
 
 
 @dataclass(frozen=True)
@@ -18,11 +18,11 @@ class TrainRequest:
 
     ``plan`` is a plan file (None: make a plan that keeps to the job's constraints). ``out`` is the
     run directory (None: a new one under ``runs`` or, with ``resume``, the newest there). ``shown``
-    false: display nothing. The run goes on while no more than ``may_lose`` workers are missing,
-    which were killed or stopped answering. With more than one of ``tries``, so many of the best
-    plans are tried for a few steps, and a new run goes on with the quickest. With ``dry_run`` it
+    false: display nothing. The run continues while no more than ``may_lose`` workers are missing,
+    which were killed or stopped answering. If ``tries`` is more than 1, that number of the best
+    plans are tried for a few steps, and a new run continues with the quickest. With ``dry_run`` it
     ends with its plan. ``lr_schedule`` is what becomes of the learning rate where a run is resumed
-    for more steps than before. The report shows the ``command`` that asked for it.
+    for more steps than before. The report shows the ``command`` that started it.
     """
 
     workers: int = 4
@@ -40,7 +40,7 @@ class TrainRequest:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What comes of a run, or of its parts so far: the keys of ``penstock train --json``.
+    """The result of a run, or of its parts so far: the keys of ``penstock train --json``.
 
     If batches have different lengths, ``predicted_s`` and ``measured_s`` are means over them. Both
     are those of the last part of the run, if its workers or its plan changed. A run that is

@@ -42,26 +42,26 @@ from penstock.waiting import notice_if_long, say
 from penstock.words import counted
 
 MOST_TO_ONE_CHECKPOINT = 3
-"""A run that has gone back to one checkpoint so many times ends at the next bad step."""
+"""The most rollbacks to one checkpoint; then the run ends at the next bad step."""
 
 WAIT_LIMIT_STEPS, LEAST_WAIT_LIMIT_S = 20, 60.0
-"""A rank waits for another at most as long as so many predicted steps, and as so many seconds."""
+"""The most a rank waits for another: this number of predicted steps, or of seconds if longer."""
 
 WARM_UP_STEPS = 3
 """Steps at the start that are not measured: caches fill and connections are made."""
 
 SAMPLED_TIMELINES = 20
-"""How many iterations of a run are looked at in full, unless it is long."""
+"""Iterations of a run whose timeline is collected, unless it is long."""
 
 LONGEST_UNSAMPLED = 100
-"""Of so many steps at least one is looked at in full."""
+"""The most steps from one collected timeline to the next."""
 
 
 def pauses_at(step: int, start: int, every: int, pause_after: int) -> bool:
-    """Whether ranks pause after a step, so that the run continues in another way.
+    """Return whether ranks pause after a step, so that the run continues in another way.
 
     They do so at the checkpoint number ``pause_after``, counted from ``start`` (0: at none), if
-    one is written ``every`` so many steps.
+    one is written after every ``every`` steps.
     """
     if not (pause_after and every) or step % every:
         return False
@@ -70,7 +70,7 @@ def pauses_at(step: int, start: int, every: int, pause_after: int) -> bool:
 
 @dataclass(frozen=True)
 class JobRun:
-    """A run as one of its ranks sees it. On other ranks than 0, ``say`` says nothing.
+    """A run as one of its ranks sees it. On other ranks than 0, ``say`` prints nothing.
 
     ``history`` is the result of earlier parts. With ``pause_after`` this part ends before the run
     does, at the checkpoint of this number.
@@ -341,7 +341,7 @@ class TrainedPart:
         )
 
     def timeline(self) -> Timeline:
-        """That of the sampled step whose time is closest to the median."""
+        """The timeline of the sampled step whose time is closest to the median."""
         typical_s = median(self._steady)
         return min(self._timelines, key=lambda sample: abs(sample[0] - typical_s))[1]
 
@@ -382,7 +382,7 @@ def steps_of(job: Job, start: int, needs: BatchNeeds | None = None) -> Iterator[
 
 
 def is_sampled(step: int, start: int, steps: int) -> bool:
-    """Whether to collect a step's timeline: at least 20 in a run, the last one, none in warm-up."""
+    """Return whether to collect a step's timeline: 20 or more a run, the last, none in warm-up."""
     every = max(1, min((steps - start) // SAMPLED_TIMELINES, LONGEST_UNSAMPLED))
     warm = step - start > WARM_UP_STEPS or steps - start <= WARM_UP_STEPS
     return step == steps or (warm and step % every == 0)
@@ -396,7 +396,7 @@ def evaluate(pipe: Pipeline, job: Job) -> Evaluation:
 
 
 def averaged(pipe: Pipeline, job: Job) -> AbstractContextManager[None]:
-    """Within, the pipeline has averaged weights, if the job keeps them."""
+    """Give the pipeline averaged weights in the block, if the job keeps them."""
     return job.average.weights(pipe) if job.average is not None else nullcontext()
 
 
@@ -407,7 +407,7 @@ def in_words(evaluation: Evaluation) -> str:
 
 
 class Termination:
-    """Whether this rank has received SIGTERM, which ends the run.
+    """Handler of SIGTERM on this rank; the signal ends the run.
 
     While a pipeline trains, it stops after a step. Otherwise there is nothing to save, and the
     process ends. Further signals are ignored: a scheduler may send one to every process, and the
@@ -421,7 +421,7 @@ class Termination:
 
     @contextmanager
     def stopping(self, pipe: Pipeline) -> Iterator[None]:
-        """Within, the signal stops ``pipe``."""
+        """Let the signal stop ``pipe`` in the block."""
         self._pipe = pipe
         try:
             yield
@@ -462,7 +462,7 @@ def trackers_of(
 
 
 PLAIN_LINES = 20
-"""How many lines a run prints if standard error is not a terminal."""
+"""Lines that a run prints if standard error is not a terminal."""
 
 
 class Display:

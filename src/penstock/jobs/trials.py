@@ -28,7 +28,7 @@ TRIAL_STEPS, SETTLING_STEPS = 10, 2
 """Steps of a trial, and those at its start that are not measured."""
 
 NEAR = 1.25
-"""A plan is tried if it is predicted to take at most so many times as long as the best."""
+"""The longest predicted time of a plan to try, as a multiple of the best one's."""
 
 
 def plans_to_try(job: Job, request: TrainRequest, problem: PlanningProblem) -> list[Plan]:
@@ -68,13 +68,13 @@ def plans_to_try(job: Job, request: TrainRequest, problem: PlanningProblem) -> l
 
 
 def division_of(plan: Plan) -> object:
-    """How a plan divides the work among devices, wherever its stages are cut."""
+    """The division of the work among devices, wherever the plan cuts its stages."""
     sharding = frozenset(stage.sharding for stage in plan.stages)
     return tuple(map(len, plan.device_groups)), plan.micro_batches, sharding
 
 
 def kind_of(plan: Plan) -> object:
-    """How a plan divides the work, and in which order it is done."""
+    """The division of the work, and the order in which it is done."""
     order = (plan.schedule, len(plan.stages)) if len(plan.device_groups) > 1 else ()
     return division_of(plan), order
 
@@ -96,7 +96,7 @@ def seconds_of_trial(
                 if updates_per_batch(plan):
                     steps = pipe.stream(batch for (batch,) in batches)
                 seconds = [metrics.seconds for metrics in steps]
-        except Exception as cause:  # whatever it is, the run goes on without this plan
+        except Exception as cause:  # whatever it is, the run continues without this plan
             failure = str(cause).strip().partition("\n")[0] or type(cause).__name__
     gc.collect()  # the pipeline, before the next one is made
     release_unused(world.device)

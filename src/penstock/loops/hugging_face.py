@@ -1,6 +1,6 @@
 """The loop of Hugging Face's `Trainer`, in which a pipeline takes the steps.
 
-The trainer goes on to read data, count steps, log, evaluate, call callbacks and keep checkpoints.
+The trainer still reads data, counts steps, logs, evaluates, calls callbacks, keeps checkpoints.
 Each rank runs all of it as if it were alone, on whole batches; steps, evaluations and checkpoints
 are the pipeline's.
 """
@@ -38,10 +38,10 @@ except ImportError as missing:
     ) from missing
 
 ModelCall = Callable[..., Any]
-"""Calls the model with keyword arguments."""
+"""A call of the model with keyword arguments."""
 
 EXAMPLES = 8
-"""So many batches are looked at for sizes that vary, such as the length of the text."""
+"""Batches that are searched for sizes that vary, such as the length of the text."""
 
 OF_THE_PIPELINE = "pipeline"
 """The folder of a checkpoint with what an exact resume needs."""
@@ -96,7 +96,7 @@ class OneProcess(Accelerator):
 
 
 class InPipeline(nn.Module):
-    """What the trainer's loop has for the model that it trains: a pipeline has its parameters.
+    """A proxy for the model in the trainer's loop: a pipeline has its parameters.
 
     While the pipeline records the forward, it calls the model without its loss.
     """
@@ -118,14 +118,14 @@ class Stepped:
         self._stepped = stepped
 
     def step(self, *_: Any) -> None:
-        """It has been stepped."""
+        """Do nothing: the pipeline has stepped it."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stepped, name)
 
 
 class OnThisRank:
-    """The parameters of this rank in place of the model's, from which an optimizer is made."""
+    """The parameters of this rank instead of the model's, from which an optimizer is made."""
 
     def __init__(self, model: nn.Module, named: Iterable[tuple[str, nn.Parameter]]) -> None:
         self._named = list(named)
@@ -195,7 +195,7 @@ class PipelineTrainer(Trainer):
         self.accelerator.__class__ = OneProcess
 
     def loss_and_outputs(self, model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-        """What the last stage returns: the trainer's loss, and outputs of ``model``."""
+        """The outputs of the last stage: the trainer's loss, and those of ``model``."""
         loss, outputs = self.compute_loss(model, inputs, return_outputs=True)
         return {**cast(dict[str, Any], outputs), "loss": loss}
 
@@ -337,7 +337,7 @@ class PipelineTrainer(Trainer):
             super()._save_rng_state(output_dir)
 
     def _load_from_checkpoint(self, *arguments: Any, **others: Any) -> None:
-        """Nothing yet: the pipeline loads what it holds, once it is there."""
+        """Load nothing yet: the pipeline loads what it holds, once it is there."""
 
     def _load_best_model(self) -> None:
         self._load_pipeline(cast(str, self.state.best_model_checkpoint))

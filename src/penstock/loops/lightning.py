@@ -45,7 +45,7 @@ WITHIN_A_STEP = (
 
 @dataclass(slots=True)
 class Seen:
-    """What a training step logs, with `log`'s options, and what of a batch it gives ``forward``.
+    """Values that a training step logs, with `log`'s options, and its inputs of ``forward``.
 
     ``metrics`` are the places of the values in the output, but for the loss itself.
     """
@@ -110,7 +110,7 @@ def call_step(step: Callable[..., Any], batch: Batch) -> Any:
 
 
 def places(arguments: tuple[Any, ...], given: list[Any]) -> list[int]:
-    """Which of the tensors of a batch the arguments are; empty where one is none of them."""
+    """Indices of the arguments among the tensors of a batch; empty where one is none of them."""
     found = [[i for i, leaf in enumerate(given) if leaf is each] for each in arguments]
     return [each[0] for each in found] if all(found) else []
 
@@ -125,10 +125,10 @@ class PipelineStrategy(DDPStrategy):
 
     ``batch`` is an example of the loader's batches; a batch is the global one, which each rank
     reads whole. ``plan`` is as of `Pipeline`, of the layers of `captured_step`; without it one is
-    found. Other arguments are those of
-    `Pipeline`, such as ``clip_norm``. Learning-rate schedules, callbacks, loggers and
-    ``validation_step`` are Lightning's own; in validation ``self(...)`` is computed by all ranks.
-    A checkpoint has the whole weights in Lightning's file, and the rest in a folder beside it.
+    found. Other arguments are those of `Pipeline`, such as ``clip_norm``. Learning-rate schedules,
+    callbacks, loggers and ``validation_step`` are Lightning's own; in validation ``self(...)`` is
+    computed by all ranks. A checkpoint has the whole weights in Lightning's file, and the rest in a
+    folder beside it.
 
     Raises:
         BadInput: when `fit` begins, for what a pipeline cannot do.
@@ -145,12 +145,12 @@ class PipelineStrategy(DDPStrategy):
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
-        """The pipeline is made before a checkpoint is read into it."""
+        """True, as the pipeline is made before a checkpoint is read into it."""
         return True
 
     @property
     def lightning_restore_optimizer(self) -> bool:
-        """The pipeline reads its optimizer's state itself."""
+        """False, as the pipeline reads its optimizer's state itself."""
         return False
 
     def setup(self, trainer: Any) -> None:
@@ -175,7 +175,7 @@ class PipelineStrategy(DDPStrategy):
         )
 
     def own_optimizer(self, trainer: Any, named: Any) -> torch.optim.Optimizer:
-        """What ``configure_optimizers`` makes, with this rank's parameters alone."""
+        """The optimizer of ``configure_optimizers``, with this rank's parameters alone."""
         super().setup_optimizers(trainer)
         if len(self.optimizers) != 1:
             raise BadInput(
@@ -195,7 +195,7 @@ class PipelineStrategy(DDPStrategy):
         return optimizer
 
     def batch_to_device(self, batch: Any, *_: Any, **__: Any) -> Any:
-        """The pipeline moves what each stage reads."""
+        """Leave the batch: the pipeline moves what each stage reads."""
         return batch
 
     def training_step(self, batch: Any, *_: Any) -> torch.Tensor:
@@ -219,7 +219,7 @@ class PipelineStrategy(DDPStrategy):
         return closure()
 
     def validation_step(self, batch: Any, *arguments: Any) -> Any:
-        """The module's, with what the pipeline predicts for ``self(...)``."""
+        """Run the module's step, with what the pipeline predicts for ``self(...)``."""
         module: Any = self.lightning_module
         output = self.pipe.predict(batch, everywhere=True)["output"]
         given, trained_on = pytree.tree_leaves(batch), self.step.seen.inputs
@@ -244,11 +244,11 @@ class PipelineStrategy(DDPStrategy):
         return {name.removeprefix("module."): weights[name] for name in weights}
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        """Nothing: it is in the pipeline's own checkpoint."""
+        """Save nothing: it is in the pipeline's own checkpoint."""
         return {}
 
     def save_checkpoint(self, checkpoint: Any, filepath: Any, storage_options: Any = None) -> None:
-        """Write Lightning's file, and what ranks go on from in a folder beside it."""
+        """Write Lightning's file, and what ranks continue from in a folder beside it."""
         if "optimizer_states" in checkpoint:
             self.pipe.save(beside(filepath), keep=1)
         super().save_checkpoint(checkpoint, filepath, storage_options)
@@ -273,7 +273,7 @@ class PipelineStrategy(DDPStrategy):
             shutil.rmtree(beside(filepath), ignore_errors=True)
 
     def on_exception(self, exception: BaseException) -> None:
-        """Other ranks may not be there any more."""
+        """Record the failure: other ranks may not be there any more to gather the weights."""
         self.failed = True
 
     def teardown(self) -> None:

@@ -23,11 +23,11 @@ OF_PAIRS = (
     *("rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins"),
     *("logps/chosen", "logps/rejected"),
 )
-"""What is logged: means over pairs, which are those of their slices."""
+"""Logged values: means over pairs, which are those of their slices."""
 
 
 class Logged:
-    """In place of what the loss only logs; a mean over pairs is kept as its ``values``."""
+    """A placeholder for what the loss only logs; a mean over pairs is kept as its ``values``."""
 
     def __init__(self, values: torch.Tensor | None = None) -> None:
         self.values = values
@@ -46,7 +46,7 @@ class Logged:
 
 
 class Scores:
-    """What TRL's fused head gives the loss, computed from logits; the rest is only logged."""
+    """Scores that TRL's fused head gives the loss, from logits; the rest is only logged."""
 
     def __init__(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
         words = labels[:, 1:]

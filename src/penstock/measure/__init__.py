@@ -1,1 +1,1 @@
-"""Measures or estimates what layers cost on a device, and measures the links between processes."""
+"""Measure or estimate what layers cost on a device, and measure the links between processes."""

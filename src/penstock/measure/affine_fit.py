@@ -1,4 +1,4 @@
-"""Fits affine costs to measurements at several batch sizes."""
+"""Fit affine costs to measurements at several batch sizes."""
 
 from collections.abc import Sequence
 

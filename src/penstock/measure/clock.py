@@ -15,7 +15,7 @@ from penstock.device import flush_cache, hold, is_gpu, timing_mark, wait_for
 
 
 class HostStopwatch:
-    """Runs a piece of work and returns its seconds by the clock ``now``."""
+    """A stopwatch that runs a piece of work and returns its seconds by the clock ``now``."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -27,12 +27,12 @@ class HostStopwatch:
         return self._now() - self._start_s
 
     def restart(self) -> None:
-        """Forget the seconds that the work which is running has taken until now."""
+        """Drop the seconds that the work which is running has taken until now."""
         self._start_s = self._now()
 
 
 FIRST_HOLD_S, LONGEST_HOLD_S = 0.005, 0.05
-"""How long a GPU is held at first and at most: the very first launches of all take seconds."""
+"""Seconds for which a GPU is held, at first and at most: the first launches of all take seconds."""
 
 
 class GpuStopwatch:

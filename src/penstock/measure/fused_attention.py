@@ -80,7 +80,7 @@ _CALLS = (
 
 
 class FusedAttention(TorchCalls):
-    """While active, every call of ``scaled_dot_product_attention`` is one operator."""
+    """A mode in which every call of ``scaled_dot_product_attention`` is one operator."""
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run ``func``, or the custom operator if it is attention.

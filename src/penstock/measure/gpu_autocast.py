@@ -36,7 +36,7 @@ HALVES = (torch.bfloat16, torch.float16)
 
 @contextmanager
 def gpu_autocast() -> Iterator[None]:
-    """Within, ``torch.autocast("cpu", ...)`` has the policy of a GPU."""
+    """Give ``torch.autocast("cpu", ...)`` the policy of a GPU in the block."""
     with warnings.catch_warnings(), kernels_for_now("aten", "IMPL", "AutocastCPU") as library:
         warnings.filterwarnings("ignore", "Warning only once for all operators")
         for names, kernel_of in ((TAKES_FLOAT32, taking_float32), (GIVES_FLOAT32, giving_float32)):

@@ -221,7 +221,7 @@ def hardware_of(entry: HardwareEntry) -> Hardware:
 
 
 def is_called(known: str, name: str) -> bool:
-    """Whether a driver may mean a known device by a name."""
+    """Return whether a driver may refer to a known device by a name."""
     (model, memory), (own_model, own_memory) = map(model_and_memory, (known, name))
     return model == own_model and same_memory(memory, own_memory)
 

@@ -1,4 +1,4 @@
-"""Runs a captured model layer by layer; each layer gets what the previous ones produced."""
+"""Run a captured model layer by layer; each layer gets what the previous ones produced."""
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,7 +25,7 @@ from penstock.torch_internals import TorchDispatchMode, pytree, storage_id
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Where layers run, and the type of their matrix products (None: that of the parameters).
+    """The device of layers, and the type of their matrix products (None: that of the parameters).
 
     ``shares_cores``: more processes measure at once than there are cores.
     """
@@ -41,7 +41,7 @@ class RunSettings:
         return torch.autocast(self.device.type, dtype=self.autocast)
 
     def casting_once(self) -> AbstractContextManager[object]:
-        """Around forwards between which no weight changes, as around those of an iteration."""
+        """A context around forwards between which no weight changes, as those of an iteration."""
         return casts_kept(self.device, self.autocast)
 
 
@@ -83,7 +83,7 @@ class LayerRun:
 
     @property
     def has_checkpoints(self) -> bool:
-        """Whether its backward runs calls of its forward again, in the user's own checkpoints."""
+        """Return whether its backward re-runs calls of its forward, in checkpoints of the user."""
         return self.program.module.has_checkpoints()
 
     def peak_of_backward(self, outputs: Sequence[torch.Tensor]) -> int:
@@ -176,7 +176,7 @@ def undisturbed(
 
 
 class MadeTensors(TorchDispatchMode):
-    """Keeps the tensors that are made while it is active in ``kept``, unless that is None."""
+    """A mode that keeps the tensors made while it is active in ``kept``, unless that is None."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ class MadeTensors(TorchDispatchMode):
 
 
 class PeakBytes(TorchDispatchMode):
-    """Finds the most bytes that the tensors made while it is active take at once."""
+    """A mode that finds the most bytes that tensors made while it is active take at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -210,7 +210,7 @@ class PeakBytes(TorchDispatchMode):
 
 
 class SavedStorages:
-    """Counts the storages that forwards save; each counts for the first forward that saves it.
+    """Counter of the storages that forwards save; each counts for the first that saves it.
 
     Storages are counted, not tensors: a view keeps its whole storage alive, and two layers that
     save one tensor keep it once. Storages in ``ignored`` do not count: parameters, buffers, and the
@@ -228,7 +228,7 @@ class SavedStorages:
         self._known |= {storage_id(tensor): tensor for tensor in tensors}
 
     def knows(self, tensor: torch.Tensor) -> bool:
-        """Whether the storage of ``tensor`` would not be counted."""
+        """Return whether the storage of ``tensor`` would not be counted."""
         return storage_id(tensor) in self._known
 
     def forget(self, crossing: Iterable[torch.Tensor]) -> None:

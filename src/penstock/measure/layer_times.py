@@ -1,4 +1,4 @@
-"""Measures a model's profile on this device, layer by layer."""
+"""Measure a model's profile on this device, layer by layer."""
 
 import gc
 from collections import deque
@@ -260,7 +260,7 @@ def layer_costs(
 
 
 def whole_model(graph: LayerGraph, stages: int) -> list[StageProgram]:
-    """The model in so many stages, of about equally many layers."""
+    """The model in ``stages`` stages, of about equally many layers."""
     layers = len(graph.layer_names)
     return [
         graph.stage(range(i * layers // stages, (i + 1) * layers // stages)) for i in range(stages)

@@ -1,4 +1,4 @@
-"""Measures latency and bandwidth of the links of a process group by sending messages."""
+"""Measure latency and bandwidth of the links of a process group by sending messages."""
 
 import json
 import os
@@ -24,10 +24,10 @@ from penstock.measure.clock import Stopwatch, work_s
 
 SIZES_BYTES = (1_024, 16_384, 131_072, 1_048_576, 4_194_304)
 GPU_SIZES_BYTES = (4_096, *(1_048_576 * 4**step for step in range(5)))
-"""Between GPUs 4 MiB may be mostly latency, and most of these say what the bandwidth is."""
+"""Bytes between GPUs: 4 MiB may be mostly latency, and most of these show the bandwidth."""
 
 SUMMED, SUMS = 256, 50
-"""How many numbers are summed over all ranks to measure what a sum takes, and how many times."""
+"""The numbers that are summed over all ranks to measure what a sum takes, and the repeats."""
 
 ROUND_TRIPS = 10
 """Measured round trips; one more before them is a warm-up, which also makes the connection."""
@@ -69,12 +69,12 @@ class MeasuredLink:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """What a rank reports about itself.
+    """The report of a rank about itself.
 
-    ``node`` is the number that torchrun or srun has given its host; empty without them. It tells
-    hosts with the same name apart, and ``identity`` devices of a host. ``by_nccl``: its messages go
-    by NCCL, which carries them in order. ``sum_step_s`` is what it has measured of an all-reduce
-    (both: `penstock.cluster.cluster.Cluster`).
+    ``node`` is the number that torchrun or srun has given its host; empty without them. It
+    distinguishes hosts with the same name, and ``identity`` devices of a host. ``by_nccl``: its
+    messages go by NCCL, which carries them in order. ``sum_step_s`` is what it has measured of an
+    all-reduce (both: `penstock.cluster.cluster.Cluster`).
     """
 
     host: str
@@ -88,7 +88,7 @@ class Member:
 
 
 class Carrier(NamedTuple):
-    """What carries measured messages: a process group (None: the default one), and from where."""
+    """The carrier of measured messages: a process group (None: the default one), and from where."""
 
     memory: torch.device
     group: distributed.ProcessGroup | None = None
@@ -155,7 +155,7 @@ def rounds_of(hosts: Sequence[Sequence[int]]) -> list[list[tuple[int, int]]]:
 
     ``hosts`` are the ranks of each host. Inside a host all pairs are measured, one in each round.
     Of two hosts each rank is measured with the one in the same place. Every round pairs each host
-    with another one at most (the circle method for tournaments), so many hosts take few rounds.
+    with another one at most (the circle method for tournaments), so few rounds do for many hosts.
 
     >>> rounds_of([[0, 1], [2, 3], [4, 5]])
     [[(0, 1), (2, 3), (4, 5)], [(2, 4)], [(3, 5)], [(0, 4)], [(1, 5)], [(0, 2)], [(1, 3)]]
@@ -249,14 +249,14 @@ def measured_sum_step(carrier: Carrier) -> float:
 
 
 def measured_pair(lower: int, upper: int, carrier: Carrier) -> MeasuredLink | None:
-    """What the lower rank of a pair measured; None on the upper one."""
+    """The link as the lower rank of a pair measured it; None on the upper one."""
     device, group = carrier
     starts, on_cpu = distributed.get_rank() == lower, not is_gpu(device)
     peer = upper if starts else lower
     sizes = SIZES_BYTES if on_cpu else GPU_SIZES_BYTES
     largest, other = (torch.zeros(sizes[-1], dtype=torch.uint8, device=device) for _ in "ab")
     seconds_of = work_s(device, ahead=True, launches=False)
-    # Every round has all sizes, so that a temporary disturbance affects all of them alike.
+    # Every round has all sizes, so that a temporary disturbance affects all of them equally.
     rounds = [
         [there_and_back_s(starts, peer, largest[:size], seconds_of, group) for size in sizes]
         for _ in range(ROUND_TRIPS + 1)
@@ -442,5 +442,5 @@ def device_of(member: Member, sharing: int, port: Sequence[MeasuredLink]) -> Dev
 
 
 def cores_if_too_few(cores: int, workers: int) -> int:
-    """How many workers compute at full speed; 0 means all of them."""
+    """The number of workers that compute at full speed; 0 means all of them."""
     return cores if 0 < cores < workers else 0

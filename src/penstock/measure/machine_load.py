@@ -1,4 +1,4 @@
-"""Whether other work kept the machine busy while something was measured on it."""
+"""Signs of other work that kept the machine busy while something was measured on it."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -8,10 +8,10 @@ from time import perf_counter
 from penstock.plan.problem import PREDICTION_ERROR, SHARED_CORES_ERROR
 
 MOST_SWITCHES_PER_S = 50.0
-"""A process with a core for itself loses it less often."""
+"""Involuntary switches per second that a process with a core for itself stays below."""
 
 MOST_SPREAD = 1.5
-"""On an idle machine the slowest of a few repeats takes less than so many times the fastest."""
+"""Ratio of the slowest of a few repeats to the fastest that an idle machine stays below."""
 
 
 def system_counts() -> tuple[float, int, float]:
@@ -22,7 +22,7 @@ def system_counts() -> tuple[float, int, float]:
 class LoadWatch:
     """The load of the machine from the making of this object on.
 
-    ``shares_cores``: this process and its own kind take the cores from one another.
+    ``shares_cores``: this process and its own kind take the cores from each other.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class LoadWatch:
         return f"load {self._start[0]:.1f} on {self._cores} core{'s' * (self._cores > 1)}"
 
     def warnings(self) -> tuple[str, ...]:
-        """That the times until now cannot be trusted, and why, in a line; empty if they can."""
+        """A line that says why the times until now cannot be trusted; empty if they can."""
         load, switches, start_s = self._start
         _, switches_now, now_s = self._counts()
         switches_per_s = (switches_now - switches) / max(now_s - start_s, 1e-9)
@@ -60,7 +60,7 @@ class LoadWatch:
 
 
 def busy_beside(workers: int, cores: int, load: float, error: float) -> str:
-    """That other work ran beside ``workers`` workers and a prediction is wrong by this ``error``.
+    """The message that other work ran beside the workers, and a prediction is wrong by ``error``.
 
     Empty if none did, or predictions err as much on an idle machine.
 

@@ -1,4 +1,4 @@
-"""Estimates profiles for hardware that is not present.
+"""Estimate profiles for hardware that is not present.
 
 Nothing is computed. Tensors without values run through the model, and every operator takes an
 estimated time. Of layers that do the same work only one is run.
@@ -72,7 +72,7 @@ def _cpu_attention_backward(
 
 
 def _experts(rows: Any, weights: Any, *_: Any, **__: Any) -> float:
-    """Each row is multiplied by one of several matrices, or (backward) each part by its own."""
+    """Product of each row with one of several matrices, or (backward) of each part with its own."""
     return 2 * rows.numel() * weights.shape[-1]
 
 
@@ -100,7 +100,7 @@ OPERATIONS: dict[Any, Callable[..., float]] = {
     ATTENTION: _attention,
     ATTENTION_BACKWARD: _attention_backward,
 }
-"""For each operator that multiplies matrices, the number of its operations from its arguments."""
+"""The number of operations of operators that multiply matrices, from their arguments."""
 
 OF_LIBRARIES: dict[str, Callable[..., float]] = {"bitsandbytes.gemm_4bit": _four_bits}
 """The same for operators of libraries that may not be there, by name."""
@@ -123,11 +123,11 @@ FUSED_BESIDES = frozenset(
         *("native_layer_norm", "native_layer_norm_backward", "sum", "var_mean"),
     ]
 )
-"""What a compiler fuses in addition to elementwise operators."""
+"""Operators that a compiler fuses in addition to elementwise ones."""
 
 
 class OperatorSeconds(TorchDispatchMode):
-    """Sums up the seconds of the operators that run while it is active."""
+    """A mode that sums up the seconds of the operators that run while it is active."""
 
     def __init__(self, hardware: Hardware, *, fuses: bool = False) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class OperatorSeconds(TorchDispatchMode):
         self.flops = 0.0
 
     def restart(self) -> None:
-        """Forget the operators so far."""
+        """Drop the operators so far."""
         self._seconds, self.flops, self._chain = 0.0, 0.0, FusedKernel() if self._chain else None
 
     @property
@@ -242,7 +242,7 @@ class FusedKernel:
 
 
 def is_fused(func: Any) -> bool:
-    """Whether a compiler fuses an operator with its neighbours."""
+    """Return whether a compiler fuses an operator with its neighbours."""
     return torch.Tag.pointwise in func.tags or func.overloadpacket.__name__ in FUSED_BESIDES
 
 
@@ -252,7 +252,7 @@ Cost: TypeAlias = tuple[PassSeconds, LayerBytes]
 Saved: TypeAlias = tuple[bool, ...]
 
 HOME = torch.device("cpu")
-"""Where all tensors without values are: the meta device has no autocast."""
+"""The device of all tensors without values: the meta device has no autocast."""
 
 ADAM_STEP_PASSES = 7
 """Adam reads a parameter, its gradient and two moments, and writes all but the gradient."""
@@ -310,7 +310,7 @@ def estimate_profile(
 
 @dataclass(frozen=True, slots=True)
 class RooflineTarget:
-    """What to estimate for: hardware, type of matrix products, and whether stages are compiled."""
+    """The target of an estimate: hardware, type of matrix products, and if stages are compiled."""
 
     hardware: Hardware
     autocast: torch.dtype | None = None
@@ -418,7 +418,7 @@ def towards(
     wanted: Sequence[torch.Tensor],
     target: RooflineTarget,
 ) -> OperatorSeconds:
-    """What counted the backward that computes the gradients of ``wanted``."""
+    """The counter of the backward that computes the gradients of ``wanted``."""
     roots, backward = run.differentiable(outputs), target.counting()
     if not (roots and wanted):
         return backward
@@ -450,7 +450,7 @@ def with_checkpoints(
 
 
 class EqualLayers:
-    """Caches the costs of layers on tensors without values, by the work that the layers do.
+    """Cache of the costs of layers on tensors without values, by the work that the layers do.
 
     ``storages`` are those that the layers have saved so far.
     """

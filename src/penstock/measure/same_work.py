@@ -1,4 +1,4 @@
-"""Recognises layers that do the same work."""
+"""Recognise layers that do the same work."""
 
 import re
 from collections.abc import Hashable
@@ -78,7 +78,7 @@ def _calls(stage: StageModule) -> Hashable:
 
 
 class _Described:
-    """Describes modules, attributes and arguments by what decides about work.
+    """A description of modules, attributes and arguments by what decides about work.
 
     Tensors count by shape, and other objects by identity. A module's number in a list of blocks
     (``layer_idx`` of ``layers.3``), which is one of ``own``, is left out.
@@ -117,7 +117,7 @@ class _Described:
 def parameters_of(
     graph: LayerGraph,
 ) -> tuple[list[tuple[int, int]], tuple[SharedParameter, ...]]:
-    """For each layer the bytes of its own parameters and of its buffers; and shared parameters.
+    """The bytes of each layer's own parameters and of its buffers; and shared parameters.
 
     Parameters that are not trained need no gradient and no optimizer state, so they count as
     buffers. If several layers use one, it counts for each, since each may be on another stage.

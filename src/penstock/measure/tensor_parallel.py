@@ -1,4 +1,4 @@
-"""Adds to a profile what tensor groups divide of the model, as the function that divides it shows.
+"""Add to a profile what tensor groups divide of the model, as the function that divides it shows.
 
 The function divides a copy of the model without values (on the meta device), over a mesh of ranks
 that are not there. That takes neither memory nor other processes.
@@ -26,7 +26,7 @@ RANKS = 2
 """The ranks of the mesh: what is divided is the same for any number."""
 
 SUMS = {"allreduce": 1.0, "allgather": 0.5, "reducescatter": 0.5, "alltoall": 0.5}
-"""How many all-reduces of the same bytes an operator of torch takes as long as, in a ring."""
+"""Time of an operator of torch in a ring, relative to an all-reduce of the same bytes."""
 
 
 def with_tensor_parallel(profile: ModelProfile, graph: LayerGraph, batch: Batch) -> ModelProfile:
@@ -34,8 +34,8 @@ def with_tensor_parallel(profile: ModelProfile, graph: LayerGraph, batch: Batch)
 
     The share of a layer that is divided is computed, not measured: it is that of its parameters'
     bytes, also for its time, so a layer without divided parameters counts as whole. What a group
-    sums in the forward it sums in the backward, too. A forward that asks for values does not run
-    on the meta device, and its sums count as none.
+    sums in the forward it sums in the backward, too. A forward that reads values does not run on
+    the meta device, and its sums count as none.
     """
     if len(profile.layers) != len(graph.layer_names):
         raise BadInput(
@@ -64,7 +64,7 @@ def with_tensor_parallel(profile: ModelProfile, graph: LayerGraph, batch: Batch)
 def divided_of(
     graph: LayerGraph, batch: Batch
 ) -> tuple[dict[str, int], dict[str, tuple[float, float]]]:
-    """What the graph's function divides, found without values, and without other processes.
+    """The parts that the graph's function divides, found without values or other processes.
 
     The first are the dimensions of divided parameters, from the last (-1) on; that of experts is
     -3. The second are, by paths of modules, the number of all-reduces of a forward, and their bytes
@@ -116,7 +116,7 @@ def on_meta(model: nn.Module) -> nn.Module:
 
 
 class Collectives(TorchDispatchMode):
-    """Counts what ranks exchange while it is active: ``found[path]`` is the number and the bytes.
+    """Counter of what ranks exchange while it is active: ``found[path]`` is number and bytes.
 
     The path is that of the latest module with parameters of its own whose forward has begun: what
     is exchanged before or after its forward is its part.

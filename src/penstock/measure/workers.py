@@ -23,7 +23,7 @@ CLEARLY_LESS = 0.75
 """Of two equals one clearly differs if it has less than this share of the other."""
 
 SPREAD = 1.5
-"""Layers that differ by more than this on a device, relative to the usual one, are told of."""
+"""Layers that differ by more than this on a device, relative to the usual one, are reported."""
 
 
 def profile_and_speeds(
@@ -93,7 +93,7 @@ def all_seconds(profile: ModelProfile) -> float:
 
 
 def layer_speeds(usual: ModelProfile, own: ModelProfile) -> list[tuple[float, float]]:
-    """How many times as fast each layer is as usual, and its usual seconds; the slowest first."""
+    """Speed of each layer relative to the usual one, and its usual seconds; the slowest first."""
     found: list[tuple[float, float]] = []
     for one, other in zip(usual.layers, own.layers, strict=True):
         usual_s, own_s = (layer.work_s.at(usual.batch_size) for layer in (one, other))
@@ -146,7 +146,7 @@ def median_profile(profiles: Sequence[ModelProfile]) -> ModelProfile:
 def with_median_factors(
     workers: Sequence[TensorParallelCosts | None],
 ) -> TensorParallelCosts | None:
-    """What tensor groups divide, with the median over workers of each measured factor."""
+    """Costs of tensor groups, with the median over workers of each measured factor."""
     known = [costs for costs in workers if costs is not None]
     if not known:
         return None

@@ -1,1 +1,1 @@
-"""What each layer of a model costs, and the file formats for it."""
+"""Costs of each layer of a model, and the file formats for them."""

@@ -1,6 +1,4 @@
-"""The models of the papers with their published costs, as tables that come with the package.
-
-Models as compact tables, the format of the built-in models.
+"""Models of the papers with their published costs, as compact tables in the package.
 
     name = "three layers"
     source = "measured by hand"
@@ -12,7 +10,7 @@ Models as compact tables, the format of the built-in models.
     head       0.1         0.2          0.01           4             1
     '''
 
-Times and activations are of one batch of the profiled size. ``block*2`` stands for two equal
+Times and activations are of one batch of the profiled size. ``block*2`` means two equal
 layers. ``reads`` lists the layers whose output a layer reads: ``1`` is the previous one, ``3`` the
 third before, ``@0`` layer 0 at any distance, ``@0=2.5`` 2.5 MB of it. ``-`` means none: an input,
 to which no gradient flows back. The backward is divided equally into its two halves. Further

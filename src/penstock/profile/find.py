@@ -1,4 +1,4 @@
-"""Finds a profile by name, or reads any of the supported formats."""
+"""Find a profile by name, or read any of the supported formats."""
 
 import os
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Reads and writes model profiles as JSON, one line for each layer."""
+"""Read and write model profiles as JSON, one line for each layer."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -19,7 +19,7 @@ from penstock.document import (
 from penstock.profile.model_profile import ModelProfile
 
 VERSION = 2
-"""Raised whenever the same model gets other layers."""
+"""Version of the format, raised whenever the same model gets other layers."""
 
 OLDER = f"since version {VERSION} models have other layers, so profile the model again"
 
@@ -37,11 +37,11 @@ OFTEN_EMPTY = (
     "by_length",
     "tensor_parallel",
 )
-"""Keys that are left out where they say nothing."""
+"""Keys that are left out where they are empty."""
 
 
 class Header(Entry):
-    """What a file says beside the profile."""
+    """The keys of a file that are not those of the profile."""
 
     model_config = ConfigDict(extra="ignore")
 

@@ -1,4 +1,4 @@
-"""What each layer of a model costs: seconds and bytes, affine in the number of samples."""
+"""Costs of each layer of a model: seconds and bytes, affine in the number of samples."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,7 @@ from penstock.errors import BadInput
 
 
 class GroupFactor(NamedTuple):
-    """How many times as long as computed groups of so many ranks take, as measured."""
+    """Measured time of groups of ``ranks`` ranks, relative to the computed one."""
 
     ranks: int
     factor: float
@@ -39,7 +39,7 @@ class TensorParallelCosts(Table):
     experts: bool = False
 
     def factor(self, ranks: int) -> float:
-        """How many times as long as computed a group of ``ranks`` takes."""
+        """The time of a group of ``ranks``, relative to the computed one; 1 if not measured."""
         return dict(self.factors).get(ranks, 1.0)
 
     def __post_init__(self) -> None:
@@ -192,12 +192,12 @@ class Edge(Table):
 
     @property
     def made(self) -> tuple[int, str]:
-        """What tells the tensor from all others: other layers may call theirs alike."""
+        """The key of the tensor: other layers may use the same name for theirs."""
         return self.producer, self.tensor
 
     @property
     def goes_whole(self) -> bool:
-        """Whether the tensor has no rows, so that every replica that reads it gets all of it."""
+        """Return whether the tensor has no rows, so every replica that reads it gets all of it."""
         return self.bytes.fixed > 0 and self.bytes.per_sample == 0
 
 
@@ -284,7 +284,7 @@ class ModelProfile(Table):
 
     @cached_property
     def has_norms(self) -> bool:
-        """Whether any layer has batch normalisation."""
+        """Return whether any layer has batch normalisation."""
         return any(layer.norms for layer in self.layers)
 
     @cached_property
@@ -343,7 +343,7 @@ class ModelProfile(Table):
 
     @cached_property
     def crossing(self) -> tuple[tuple[Edge, ...], ...]:
-        """For each cut the edges from a layer before it to one at or after it, in order."""
+        """The edges at each cut from a layer before it to one at or after it, in order."""
         found: list[list[Edge]] = [[] for _ in range(len(self.layers) + 1)]
         for edge in self.edges:
             for cut in range(edge.producer + 1, edge.consumer + 1):

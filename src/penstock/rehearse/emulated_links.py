@@ -21,13 +21,13 @@ from penstock.cluster.collectives import all_reduce_s, message_resources
 PORTS = "port out", "port in"
 
 BOTH_WAYS = {"receive": "send", "port in": "port out"}
-"""What serves the other direction, too, where both take turns."""
+"""Engines and ports that serve the other direction, too, where both take turns."""
 
 
 class LinkTransfer(NamedTuple):
     """A message from ``source`` to ``target``, or a sum among ``members``.
 
-    ``key`` tells it from the others of an iteration that a rank waits for. ``label`` are the stages
+    ``key`` is unique among those of an iteration that a rank waits for. ``label`` are the stages
     that send and receive it, and the micro-batch (-1: a sum). ``bytes`` are those of the plan,
     which the tensors here may be smaller than. Of the ``parts`` of the links that it occupies, each
     serves one transfer at a time.
@@ -87,14 +87,14 @@ class EmulatedLinks:
 
     @property
     def next_end_s(self) -> float:
-        """When the next transfer ends; infinite if none runs."""
+        """The moment at which the next transfer ends; infinite if none runs."""
         return self._running[0][0] if self._running else inf
 
     def _start_waiting(self) -> list[Started]:
         """Start what can start.
 
         A transfer starts when it was ready and the last of its parts became free. That moment may
-        be a little in the past, because news of it take time.
+        be a little in the past, because messages about it take time.
         """
         begun: list[Started] = []
         kept: list[tuple[bool, float, int, LinkTransfer]] = []
@@ -146,13 +146,13 @@ def sum_among(
 
 @lru_cache(64)
 def parts_of_sum(cluster: Cluster, members: tuple[int, ...]) -> tuple[str, ...]:
-    """What a sum occupies, the same for all buckets of its members."""
+    """The parts of links that a sum occupies, the same for all buckets of its members."""
     pairs = permutations(members, 2)
     return tuple({part for ends in pairs for part in engines_and_ports(cluster, *ends)})
 
 
 def parts_of(cluster: Cluster, source: int, target: int) -> Iterator[str]:
-    """What a message between two devices occupies."""
+    """The parts of links that a message between two devices occupies."""
     hosts = cluster.host_index
     host = cluster.hosts[hosts[source]]
     if hosts[source] == hosts[target] and host.separate_links:

@@ -56,7 +56,7 @@ def planned_size(message: Message, crossings: Crossings) -> tuple[float, int]:
 
 
 def program_of(stage: int, boundaries: Sequence[BoundaryTensors], plan: Plan) -> StageProgram:
-    """What a stage receives and sends; its module is empty."""
+    """A program that only has what a stage receives and sends; its module is empty."""
     received = tuple(spec for b in boundaries if b.consumer == stage for spec in b.tensors)
     sent = {spec.name: spec for b in boundaries if b.producer == stage for spec in b.tensors}
     empty: Any = nn.Module()  # nothing runs it
@@ -92,7 +92,7 @@ def last_parts(
 
 @dataclass
 class EmulatedStage:
-    """Stands in for a stage of a captured model; see `FedRunner`.
+    """A substitute for a stage of a captured model; see `FedRunner`.
 
     ``seconds`` are those of its actions here, on this rank's rows. ``last`` are the parts of the
     last action that makes gradients: the seconds of each, and the parameters whose gradients are
@@ -111,7 +111,7 @@ class EmulatedStage:
     inputs: StageInputs = field(default_factory=lambda: StageInputs((), ()))
 
     def has_work(self, kind: ActionKind) -> bool:
-        """Every action takes its time."""
+        """Wait in every action as long as it takes."""
         return True
 
     def begin(self, work: StageInputs) -> None:
@@ -119,7 +119,7 @@ class EmulatedStage:
         self.inputs = work
 
     def work(self, kind: ActionKind) -> Work:
-        """The function that stands in for actions of one kind."""
+        """The function that replaces actions of one kind."""
         program = self.program
         sent = {"F": program.sent, "B": program.received, "I": program.received}.get(kind, ())
 

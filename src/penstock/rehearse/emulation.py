@@ -1,4 +1,4 @@
-"""What a rehearsal carries out: a plan on a cluster, at a scale of time and of bytes."""
+"""The emulation in a rehearsal: a plan on a cluster, at a scale of time and of bytes."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,16 +22,16 @@ PIECES = 4
 """A layer's parameters come in pieces of at most this part of a bucket, as real ones would."""
 
 RANK_BYTES = 160 << 20
-"""What a process needs of its own, measured on Linux with torch 2.13."""
+"""Bytes that a process itself needs, measured on Linux with torch 2.13."""
 
 EACH_S = 0.015
 """Seconds of a core for each action and each message, of which this machine works a small part."""
 
 SHORTEST_S = 2.0
-"""An iteration takes at least this long here, so that single late wake-ups do not count."""
+"""Least seconds of an iteration here, so that single late wake-ups do not count."""
 
 LONGEST_S = 12.0
-"""And no longer than this: nobody waits for minutes to see a plan."""
+"""Most seconds of an iteration here: nobody waits for minutes to see a plan."""
 
 MOST_BYTES = 8 << 20
 """The bytes of an iteration's messages together. Copies of 64 MiB took 1 to 2 % of an iteration."""
@@ -64,7 +64,7 @@ Crossings: TypeAlias = Mapping[tuple[int, int, str], Edge]
 
 
 def crossings_of(plan: Plan, profile: ModelProfile) -> Crossings:
-    """Each tensor that stages pass to one another, as `Plan.senders` says, sorted."""
+    """Each tensor that stages send to each other, as `Plan.senders` says, sorted."""
     found: dict[tuple[int, int, str], Edge] = {}
     stage_of = [s for s, stage in enumerate(plan.stages) for _ in stage.layers]
     readers: dict[tuple[int, str], dict[int, Edge]] = {}
@@ -117,7 +117,7 @@ def emulation_of(
     time_scale: float = 0.0,
     iterations: int = 2,
 ) -> Emulation:
-    """How to carry out a plan; a time scale of 0 is chosen."""
+    """The emulation of a plan; a time scale of 0 is chosen."""
     if plan.state_on == "host":
         profile = profile.stepped_on_host
     check_can_be_rehearsed(plan, profile, cluster)

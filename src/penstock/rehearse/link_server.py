@@ -1,7 +1,7 @@
-"""Tells the ranks of a rehearsal when messages arrive and sums end.
+"""Report to the ranks of a rehearsal when messages arrive and sums end.
 
-A thread of the launcher hears of every transfer from the ranks that send it, plays it on the
-emulated links, and answers as soon as it has begun: its end is known then. Lines of JSON over a
+A thread of the launcher receives every transfer from the ranks that send it, plays it on the
+emulated links, and replies as soon as it has begun: its end is known then. Lines of JSON over a
 local socket go both ways.
 
     rank  ->  3                         its number, first
@@ -34,7 +34,7 @@ class LinkServer:
         self._timer: asyncio.TimerHandle | None = None
 
     async def hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take what one rank says, until it ends."""
+        """Receive the transfers of one rank, until it ends."""
         try:
             self._ranks[int(await reader.readline())] = writer
             while line := await reader.readline():
@@ -52,7 +52,7 @@ class LinkServer:
             writer.close()
 
     def offer(self, transfer: LinkTransfer, ready_s: float) -> None:
-        """A transfer can begin since ``ready_s``; those concerned hear of what begins."""
+        """Add a transfer that can begin since ``ready_s``; report what begins to its receivers."""
         self._tell(self.links.offer(transfer, ready_s))
         self._go_on()
 
@@ -79,7 +79,7 @@ class LinkServer:
 
 @contextmanager
 def serve_links(server: LinkServer) -> Iterator[str]:
-    """Within, the server runs in a thread; the name of its socket (without a file; Linux)."""
+    """Run the server in a thread during the block; the name of its socket (no file; Linux)."""
     name = f"penstock-links-{secrets.token_hex(8)}"
     listens, ended = threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""Carries out a plan with one process for each device, and compares what it does with the plan."""
+"""Carry out a plan with one process for each device, and compare what it does with the plan."""
 
 import time
 from collections import defaultdict
@@ -22,18 +22,18 @@ from penstock.timeline.metrics import COMPUTE
 from penstock.timeline.timeline import Event, Timeline
 
 PLANNED_S_A_STEP = 60.0
-"""Ranks wait for one another at least this long before they say that one does not answer."""
+"""Least seconds that ranks wait for each other before they report that one does not answer."""
 
 ROUNDING = 1e-6
-"""Bytes may differ by so much of their sum."""
+"""Relative tolerance of the bytes that were sent or summed."""
 
 Rehearser: TypeAlias = Callable[[Emulation, str, float], RankRecord]
-"""What a process of a rehearsal runs."""
+"""The function that a process of a rehearsal runs."""
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What the ranks did, beside what the simulator predicts for one iteration.
+    """Records of the ranks, and the simulator's prediction for one iteration.
 
     All seconds are those of the plan: times here divided by the time scale. ``start_s`` is how long
     the processes took to start and to join, in seconds here.
@@ -47,12 +47,12 @@ class Rehearsal:
 
     @cached_property
     def begins_s(self) -> tuple[float, ...]:
-        """When the first rank began each iteration, by the clock of this machine."""
+        """Moments at which the first rank began each iteration, by the clock of this machine."""
         return tuple(map(min, zip(*(rank.starts_s for rank in self.ranks), strict=True)))
 
     @cached_property
     def ends_s(self) -> tuple[float, ...]:
-        """When each iteration ended, after the beginning of the first."""
+        """Seconds from the beginning of the first iteration to the end of each."""
         ends = [
             max(record.end_s for rank in self.ranks for record in rank.records[k])
             for k in range(self.emulation.iterations)
@@ -67,17 +67,17 @@ class Rehearsal:
 
     @property
     def simulated_s(self) -> float:
-        """What the simulator predicts: of one iteration, since ranks agree before each step."""
+        """Predicted seconds: of one iteration, since ranks agree before each step."""
         return self.prediction.iteration_s
 
     @property
     def error(self) -> float:
-        """How much longer it took than simulated, as a share."""
+        """The excess over the simulated time, as a share of it."""
         return self.rehearsed_s / self.simulated_s - 1
 
     @property
     def mean_late_s(self) -> float:
-        """How late a wait ended on average, in seconds here."""
+        """Mean delay of the end of a wait, in seconds here."""
         return sum(r.late_s for r in self.ranks) / max(1, sum(r.waits for r in self.ranks))
 
     @cached_property
@@ -146,7 +146,7 @@ def rehearse(emulation: Emulation, rank_function: Rehearser = rehearse_rank) -> 
 
 
 def differences(rehearsal: Rehearsal) -> list[str]:
-    """What was done otherwise than the plan says, a line each; the times are not looked at."""
+    """Deviations from the plan in what was done, a line each; times are not compared."""
     emulation = rehearsal.emulation
     schedule = order_of(emulation.plan)
     workload = workload_of(emulation.plan, emulation.profile, emulation.cluster, schedule)
@@ -180,7 +180,7 @@ def differences(rehearsal: Rehearsal) -> list[str]:
 
 
 def moved_by(transfer: LinkTransfer) -> str:
-    """Who sent whom, or summed, in words."""
+    """The ranks that sent or summed, in words."""
     if transfer.members:
         return f"ranks {sorted(transfer.members)} summed gradients of"
     return f"rank {transfer.source} sent rank {transfer.target}"

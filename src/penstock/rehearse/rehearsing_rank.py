@@ -1,4 +1,4 @@
-"""What each process of a rehearsal runs: the engine's parts on emulated stages and links.
+"""The program of each process of a rehearsal: the engine's parts on emulated stages and links.
 
 The real transport and the real sums carry the tensors. What is added is only a wait: a message is
 taken, and a sum is complete, when the emulated links say so.
@@ -145,7 +145,7 @@ def hold_back_sums(
 
 
 class RankRecord(NamedTuple):
-    """What one rank did, by iteration. Times are of `time.perf_counter`, which ranks share.
+    """The record of one rank, by iteration. Times are of `time.perf_counter`, which ranks share.
 
     ``ready_s`` is when it had joined the others. ``waits`` and ``late_s`` are those of its
     `LinkClient`.

@@ -119,7 +119,7 @@ def facts(record: RunRecord) -> str:
 
 
 def run_table(record: RunRecord) -> str:
-    """How the run was planned and checked, where, when and with what it ran."""
+    """A table of how the run was planned and checked, where, when and with what it ran."""
     plan, ran = record.plan, record.summary.circumstances
     kinds = Counter(record.cluster.devices[rank].kind for rank in plan.ranks)
     rows = [["Plan", f"by planner {plan.planner}, schedule {plan.schedule}"]]

@@ -1,4 +1,4 @@
-"""Writes timelines as a Chrome trace, which ui.perfetto.dev and chrome://tracing open.
+"""Write timelines as a Chrome trace, which ui.perfetto.dev and chrome://tracing open.
 
 Source: "Trace Event Format", Google (complete events ``X``, flows ``s`` and ``f``, counters ``C``,
 metadata ``M``); times are microseconds.

@@ -1,4 +1,4 @@
-"""Reads a run directory: plan, prediction, measurement, and the steps of the training.
+"""Read a run directory: plan, prediction, measurement, and the steps of the training.
 
 Its rows of steps and evaluations are written as `penstock.runtime.metrics` says.
 """
@@ -100,7 +100,7 @@ class TriedPlan:
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """Where, when and with what a run was last started, as rank 0 sees it.
+    """Place, time and software of the last start of a run, as rank 0 sees it.
 
     ``load_before`` and ``load_during`` are the machine's averages over a minute, at the start and
     at the end. ``versions`` are those of packages.
@@ -163,7 +163,7 @@ class RunRecord:
 
     @property
     def verified(self) -> str:
-        """How the first step compared with the user's module; empty if it was not compared."""
+        """The comparison of the first step with the user's module; empty if there was none."""
         return next((step.verified for step in self.steps if step.verified), "")
 
     @property

@@ -87,7 +87,7 @@ def plan_table(
 
 
 def recompute_text(stage: Stage) -> str:
-    """How a stage recomputes: ``yes``, ``blocks`` or ``no``.
+    """The recomputation of a stage: ``yes``, ``blocks`` or ``no``.
 
     >>> recompute_text(Stage(range(2, 6), (0,), (1,), by_block=True))
     'blocks'

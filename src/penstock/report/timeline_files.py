@@ -1,4 +1,4 @@
-"""Writes a timeline as a file for a browser, a terminal or Perfetto, by its extension."""
+"""Write a timeline as a file for a browser, a terminal or Perfetto, by its extension."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ FORMATS: dict[str, str] = {
     ".json": "trace for ui.perfetto.dev",
     ".txt": "chart of characters",
 }
-"""Every extension that `write_timeline` knows, and what it writes."""
+"""Every extension that `write_timeline` accepts, and what it writes."""
 
 TEXT_WIDTH = 160
 """Columns of a chart of characters."""
