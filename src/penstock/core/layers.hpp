@@ -46,7 +46,7 @@ struct Layers : LayerSums {
   double begin_s, begin_back_s;  // of every forward and backward of a stage, beside its layers
   double step_s_per_byte;
 
-  /// What layers share counts once.
+  /// Bytes of parameters; those that layers share count once.
   double parameter_bytes(Run run) const;
   /// The same of what no other layers use.
   double whole_bytes(Run run) const;
