@@ -64,7 +64,7 @@ def all_reduce_costs(cluster: Cluster, devices: Sequence[int]) -> tuple[AllReduc
 
 
 def host_shares(cluster: Cluster, devices: Sequence[int]) -> tuple[object, ...]:
-    """How the devices are spread: how many, on how many hosts, and how many by kind of host."""
+    """The spread of devices: their number, the number of hosts, and numbers by kind of host."""
     counts = Counter(map(cluster.host_index.__getitem__, devices))
     kinds = frozenset((cluster.host_kinds[host], count) for host, count in counts.items())
     return len(devices), len(counts), kinds

@@ -23,7 +23,7 @@ from penstock.planners.slowest_stage import Loads, SlowestStage, slowest_stage
 TRIES = 2
 
 MOST_CUTS = 96
-"""Longer chains are cut at so many likely places only."""
+"""Longer chains are cut at this number of likely places only."""
 
 
 def piper(problem: PlanningProblem, score: Score) -> Plan:

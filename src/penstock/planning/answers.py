@@ -55,7 +55,7 @@ def find_plan(
 
     Raises:
         BadInput: no planner has the name, the profile does not say what a tensor group divides, or
-            a pin names devices where tensor groups are asked for.
+            a pin names devices where tensor groups are requested.
         Infeasible: nothing fits; the message says what would. Or no plan of the planner keeps the
             pins.
     """

@@ -37,7 +37,7 @@ class NoAnswer:
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """What a planner made of a problem with one schedule, or with `AUTO`."""
+    """Outcome of a planner for a problem with one schedule, or with `AUTO`."""
 
     planner: str
     asked_schedule: str
@@ -56,7 +56,7 @@ class Comparison:
 
     @property
     def schedule(self) -> str:
-        """The schedule of the plan; the one that was asked for where there is no plan."""
+        """The schedule of the plan; the requested one where there is no plan."""
         if isinstance(self.outcome, PlannedPipeline):
             return self.outcome.plan.schedule
         return self.asked_schedule

@@ -1,4 +1,4 @@
-"""Which resource limits a plan, and why one plan beats another, in numbers and in words.
+"""The resource that limits a plan, and why one plan beats another, in numbers and in words.
 
 Everything comes from the simulated timeline: the shares are those of its critical path.
 """
@@ -122,7 +122,7 @@ BINDS: dict[ShareKind, str] = {
     "optimizer step": "the optimizer step",
     "waiting": "waits",
 }
-"""What limits a plan, by kind of share."""
+"""Names of what limits a plan, by kind of share."""
 
 CAUSES: dict[ShareKind, str] = {
     "compute": "computing in its busiest stage ({where}) takes {its}",
@@ -177,7 +177,7 @@ class Explanation:
 
 
 def explain_plan(planned: PlannedPipeline, problem: PlanningProblem) -> Explanation:
-    """What limits a plan of ``problem``.
+    """Explain what limits a plan of ``problem``.
 
     What memory forbids is given for the planners' own schedules only. Under the others each change
     that is tried would need a new order.
@@ -206,13 +206,13 @@ def explain_plan(planned: PlannedPipeline, problem: PlanningProblem) -> Explanat
 
 
 def explanation_words(explanation: Explanation) -> list[str]:
-    """What limits a plan, in sentences."""
+    """Describe what limits a plan, in sentences."""
     words = [binding_words(explanation), path_words(explanation), busy_words(explanation)]
     return words + remarks(explanation)
 
 
 def remarks(explanation: Explanation) -> list[str]:
-    """What memory forbids, in a sentence; often none."""
+    """Describe what memory forbids, in a sentence; often none."""
     words: list[str] = []
     fullest, forbidden = explanation.fullest, explanation.forbidden
     if forbidden and forbidden.fullest:
@@ -226,7 +226,7 @@ def remarks(explanation: Explanation) -> list[str]:
 
 
 def explanation_cells(explanation: Explanation) -> list[str]:
-    """What limits a plan, in cells: seconds, shares, busiest resource, fullest device, remarks."""
+    """Cells of an explanation: seconds, shares, busiest resource, fullest device, remarks."""
     shares, busiest, fullest = large_shares(explanation), explanation.busiest, explanation.fullest
     return [
         seconds_text(explanation.iteration_s),
@@ -325,7 +325,7 @@ def cause_words(winner: Explanation, other: Explanation, kind: ShareKind) -> str
 
 
 def all_reduce_words(explanation: Explanation) -> str:
-    """How long a plan's all-reduce takes after its backwards, and how much of it they hide."""
+    """Seconds of all-reduce after the backwards, and the part that they hide, in words."""
     found = explanation.all_reduce
     if found is None:
         return "plan has no all-reduce"

@@ -141,7 +141,7 @@ def with_pins(problem: PlanningProblem, texts: Sequence[str]) -> PlanningProblem
 def schedules_named(
     schedule: str, planner: str = "", *, norms: bool = False, whole_loss: bool = False
 ) -> tuple[str, ...]:
-    """The schedules that a plan of ``planner`` may use where ``schedule`` is asked for.
+    """The schedules that a plan of ``planner`` may use where ``schedule`` is requested.
 
     ``norms``: the model has batch normalisation, with which the runtime carries out fewer; so it
     does with a ``whole_loss``, one of all samples of a step at once.
@@ -175,7 +175,7 @@ def schedules_named(
 
 def check_schedule(name: str) -> None:
     """Raise `BadInput` unless a schedule, or one of `SETS`, has the name."""
-    # Asked first, so that schedules of other packages are found.
+    # Called first, so that schedules of other packages are found.
     if name not in FAMILIES:
         member_named(dict.fromkeys((*SETS, *FAMILIES)), name, "schedule")
 

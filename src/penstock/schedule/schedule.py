@@ -1,4 +1,4 @@
-"""What every device group computes, in order."""
+"""Schedules: the actions of every device group, in order."""
 
 import re
 from collections.abc import Callable, Iterable

@@ -122,7 +122,7 @@ def interchangeable(cluster: Cluster) -> tuple[int, ...]:
 
 
 def in_order(order: Sequence[int], alike: Sequence[int]) -> bool:
-    """Whether of interchangeable devices the earlier ones come first, with none left out."""
+    """Return whether of interchangeable devices the earlier come first, with none left out."""
     seen: dict[int, int] = {}
     members: dict[int, list[int]] = {}
     for device, first in enumerate(alike):

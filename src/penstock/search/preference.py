@@ -23,7 +23,7 @@ ROUNDING = 1e-9
 """Times that differ by less are equal."""
 
 RENUMBERED = 4
-"""How many plans are tried on whole hosts."""
+"""The number of plans that are tried on whole hosts."""
 
 COMPARED_BY_MEMORY = 6
 """Of how many plans that are equal otherwise the memory left is compared."""
@@ -84,7 +84,7 @@ def layout(problem: PlanningProblem, plan: Plan) -> tuple[int, ...]:
 
 
 def scatter(cluster: Cluster, plan: Plan) -> tuple[int, int]:
-    """How many more hosts than necessary the sets of devices are on, and gaps in their numbers."""
+    """Hosts of the sets of devices beyond the least number, and gaps in the devices' numbers."""
     largest = max(len(host.devices) for host in cluster.hosts)
     hosts, gaps = 0, 0
     for devices in plan.device_groups:

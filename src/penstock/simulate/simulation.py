@@ -71,7 +71,7 @@ class Prediction:
 
     @property
     def fits(self) -> bool:
-        """Whether every device has enough memory."""
+        """True if every device has enough memory."""
         return not self.too_full
 
 

@@ -13,10 +13,10 @@ Policy: TypeAlias = Callable[[Counts, Counts, int], Counts | None]
 """From free and occupied devices of each server to those that a stage takes, or None."""
 
 EVERY_COUNT = 16
-"""Up to so many devices all numbers of replicas are tried."""
+"""Up to this number of devices all numbers of replicas are tried."""
 
 MOST_OCCUPANCIES = 192
-"""On larger clusters so many sets of occupied devices are explored, those of few stages first."""
+"""Number of sets of occupied devices explored on larger clusters, those of few stages first."""
 
 
 def fresh_first(free: Counts, occupied: Counts, count: int) -> Counts | None:

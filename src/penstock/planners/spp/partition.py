@@ -104,7 +104,7 @@ class PartitionTable:
                     yield Candidate(self.plan(k, position), max(float(filled_s), workload_s))
 
     def plan(self, stages: int, position: int) -> Plan:
-        """The best plan of so many stages from block ``position`` on."""
+        """The best plan of ``stages`` stages from block ``position`` on."""
         windows, chain, table = self.windows, self.chain, self.table
         number = int(table.seconds[stages, 0, position].argmin())
         found: list[Stage] = []

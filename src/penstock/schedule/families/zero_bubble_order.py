@@ -22,7 +22,7 @@ Slots: TypeAlias = npt.NDArray[np.int64]
 ROWS = [KIND_CODES["F"], KIND_CODES["I"], KIND_CODES["W"]]
 
 LATENESS = (0.25, 0.5, 0.75)
-"""How much a W may delay what follows, as fractions of the shortest W."""
+"""Delays of what follows that a W may cause, as fractions of the shortest W."""
 
 
 class Rearrangement(NamedTuple):
