@@ -126,7 +126,7 @@ class Cluster:
 
     @cached_property
     def host_index(self) -> tuple[int, ...]:
-        """For each device the index of its host."""
+        """The index of the host of each device."""
         return tuple(index for index, host in enumerate(self.hosts) for _ in host.devices)
 
     @cached_property
@@ -153,7 +153,7 @@ class Cluster:
 
     @cached_property
     def host_kinds(self) -> tuple[int, ...]:
-        """For each host the index of the first host with the same rates and latencies."""
+        """The index of the first host with the same rates and latencies, by host."""
         first: dict[tuple[float, ...], int] = {}
         return tuple(first.setdefault(rates_of(h), index) for index, h in enumerate(self.hosts))
 

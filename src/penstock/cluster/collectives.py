@@ -18,7 +18,7 @@ STATISTIC_BYTES, STATISTICS_S = 4, 1e-4
 dozen small operators around each sum. Starting them takes this long, on a CPU as on a GPU."""
 
 MOST_ANSWERS = 1 << 16
-"""When a cluster's cache has this many entries, it is cleared."""
+"""Number of entries at which a cluster's cache is cleared."""
 
 
 def all_reduce_s(cluster: Cluster, devices: Sequence[int], size_bytes: float) -> float:

@@ -13,7 +13,7 @@
     memory = "16 GB"
     count = 8
 
-A host or device with a ``count`` stands for that many equal ones. Numbers without a unit are SI:
+A host or device with a ``count`` represents that many equal ones. Numbers without a unit are SI:
 bytes, bytes per second, seconds.
 """
 
@@ -174,7 +174,7 @@ def cluster_from_toml(text: str, path: str | Path) -> Cluster:
 
 
 def hosts_of(entry: HostEntry) -> list[Host]:
-    """The hosts that an entry stands for; several ones get numbered names."""
+    """The hosts that an entry represents; several ones get numbered names."""
     equal = [(Device(**fields_of(device)), device.count) for device in entry.devices]
     devices = tuple(device for device, count in equal for _ in range(count))
     names = [entry.name] if entry.count == 1 else [f"{entry.name}{i}" for i in range(entry.count)]

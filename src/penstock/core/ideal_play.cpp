@@ -19,7 +19,7 @@ class Ends {
   /// Let the backward of a cell wait until its forward has run again.
   void expect_again(int cell) { again_s_[cell] = kNever; }
 
-  /// When what an action needs is there; infinite while that is not known.
+  /// Time at which what an action needs is there; infinite while that is not known.
   double ready_s(Pass kind, int cell) const {
     const int stage = pipe_.stage(cell), each = pipe_.micro_batches;
     if (kind == Pass::forward)

@@ -152,7 +152,7 @@ class Layers:
     def first_bucket(self, run: tuple[int, int]) -> int:
         """The layer at which the first bucket of gradients is complete; -1 if there is none."""
     def crossing_bytes(self, rows: float) -> list[float]:
-        """For each cut the bytes of all tensors that cross it and of their gradients."""
+        """The bytes of all tensors that cross each cut and of their gradients."""
 
 class HostRules:
     """Rules by which the devices of a host share it (`penstock.cluster.cluster.Host`)."""
@@ -241,7 +241,7 @@ class Orders:
         """Raises ValueError if an action has no instance or micro-batch that exists."""
 
 class Spans:
-    """When everything of a play started and ended: rows of two times in seconds."""
+    """Start and end of everything of a play: rows of two times in seconds."""
 
     actions: npt.NDArray[np.float64]
     """Those of every word, stream after stream."""
@@ -662,7 +662,7 @@ class SlowestStageQuestion:
     ) -> None: ...
 
 class SlowestStageTable:
-    """For each first block and first cut: the least slowest stage; the first stage's end, width."""
+    """The least slowest stage, the first stage's end and width, by first block and first cut."""
 
     def __init__(self, costs: GroupCosts, asked: SlowestStageQuestion) -> None: ...
     seconds: npt.NDArray[np.float64]

@@ -110,7 +110,7 @@ class Moves {
 void shift_device(Point& point, int place, int target);
 /// Exchange the devices of two neighbouring groups.
 void swap_groups(Point& point, int second);
-/// Give a device of one group to another; the number of groups stands for the unused devices.
+/// Give a device of one group to another; the number of groups represents the unused devices.
 void give_device(Point& point, int place, int giver, int taker);
 /// Make one group of two neighbours; of the first one's stages with `straight` placement, too.
 void join_groups(Point& point, int second, bool straight);

@@ -291,7 +291,7 @@ double QuickPlay::play(double limit_s) {
   return stuck ? kInfinity : end_s();
 }
 
-/// When all is summed and stepped, with the period of the micro-batches that were left out.
+/// Time when all is summed and stepped, with the period of the micro-batches that were left out.
 double QuickPlay::end_s() const {
   double end_s = 0;
   for (const Group& group : groups_) {

@@ -7,7 +7,7 @@
 
 namespace penstock {
 
-/// When each action of the first iteration starts that sends messages, if all actions last one unit
+/// Starts of the actions of the first iteration that send messages, if all actions last one unit
 /// and each starts as soon as it can; -1 if it never does. By instance and direction (backwards
 /// first), then by micro-batch.
 std::vector<std::vector<int>> Play::unit_times() const {

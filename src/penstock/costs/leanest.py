@@ -26,7 +26,7 @@ Run: TypeAlias = tuple[range, range]
 """The layers of a stage, and the positions of its devices."""
 
 Load: TypeAlias = frozenset[tuple[int, float, int]]
-"""Of each kind of a window's devices: its rows, its bytes of memory, how many share the stage."""
+"""Kinds of a window's devices: rows, bytes of memory, number of devices that share the stage."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class LeanestSearch:
         return [first, *(way for way in others if way != (True, False) or depth > 1)]
 
     def reach(self, load: Load, depth: int, ends: Integers) -> Integers:
-        """For each end the least first layer of a run that fits; one past the last if none does."""
+        """The least first layer of a run that fits, by end; one past the last if none does."""
         fits = self.runs_that_fit(load, depth, ends)
         return np.where(fits.any(axis=0), fits.argmax(axis=0), len(fits))
 

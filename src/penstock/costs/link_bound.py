@@ -62,7 +62,7 @@ class Core:
 
 @dataclass(frozen=True)
 class Hosts:
-    """Of every host: its speed, its memory, and its links to other hosts.
+    """Speed, memory and links to other hosts of every host.
 
     ``rates`` is the best of these links. ``passed`` are the bytes that all of them carry in a
     second, both ways together; a sum of gradients keeps at least ``blocked`` of them.
@@ -219,7 +219,7 @@ def least_time(work: CoreWork, floor_s: float) -> float:
 
 
 def cores_of(profile: ModelProfile, most_rows: int, work_s: Sequence[float]) -> Iterator[Core]:
-    """For each size of tensors, the path of most work whose tensors all have at least that size."""
+    """The paths of most work whose tensors all have at least a size, for each size of tensors."""
     tensors = sent_tensors(profile, most_rows)
     for least in sorted({size for size, _, _ in tensors}):
         path_s, before = list(work_s), [-1] * len(work_s)

@@ -183,7 +183,7 @@ def prepare(problem: PlanningProblem) -> Prepared:
 
 
 def near_edges(profile: ModelProfile) -> tuple[tuple[Edge, ...], ...]:
-    """For each cut the tensors of the layer right before it, with their nearest readers."""
+    """The tensors of the layer right before each cut, with their nearest readers."""
     nearest: list[dict[str, Edge]] = [{} for _ in range(len(profile.layers) + 1)]
     for edge in sorted(profile.edges, key=lambda edge: edge.consumer):
         nearest[edge.producer + 1].setdefault(edge.tensor, edge)

@@ -69,7 +69,7 @@ def kinds_of_schedule(name: str) -> tuple[str, ...]:
 
 
 def choice_refusal(choice: str, schedule: str, *, tied: bool = False) -> str:
-    """Why a stage cannot have a choice under a schedule, in words; empty if it can.
+    """Return why a stage cannot have a choice under a schedule, in words; empty if it can.
 
     ``choice`` is one of `CHOICES`, thus also what `Stage.sharding` may be, or empty for none.
     ``tied``: it has a parameter that another stage uses.

@@ -55,7 +55,7 @@ def updates_per_batch(plan: Plan) -> int:
 
 
 def blocks_refusal(schedule: str) -> str:
-    """Why stages cannot recompute by block under a schedule, in words; empty if they can.
+    """Return why stages cannot recompute by block under a schedule, in words; empty if they can.
 
     >>> blocks_refusal("1f1b"), blocks_refusal("zb-h1")
     ('', 'splits backwards: each half would need the activations')
@@ -68,7 +68,7 @@ INSTEAD = {
     "parameters": ("divides its parameters", "divide only the optimizer's state"),
     "blocks": ("recomputes by block", "recompute the whole stage"),
 }
-"""For each choice, the action of a stage and its alternative, in words."""
+"""The action of a stage and its alternative, in words, by choice."""
 
 
 def check_choices(plan: Plan) -> None:
@@ -90,7 +90,7 @@ NOT_AS_SIMULATED = frozenset({"fbp-as"})
 def schedule_refusal(
     schedule: str, *, norms: bool = False, whole_loss: bool = False, tensor_groups: bool = False
 ) -> str:
-    """Why the runtime does not carry out a schedule, in words; empty if it does.
+    """Return why the runtime does not carry out a schedule, in words; empty if it does.
 
     ``norms``: layers have batch normalisation. ``whole_loss``: the loss is computed on all samples
     of a step at once. ``tensor_groups``: stages are on tensor groups.

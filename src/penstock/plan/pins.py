@@ -76,7 +76,7 @@ def read_pin(text: str, profile: ModelProfile, cluster: Cluster) -> Pin:
 
 
 def read_pins(given: Sequence[str]) -> tuple[str, ...]:
-    """The texts of pins, where TOML files stand for their table ``[pins]``.
+    """The texts of pins, where TOML files represent their table ``[pins]``.
 
     A key is what is pinned, its value how: ``"lm_head" = "alone"``, ``stages = 4``, or a list.
     """
@@ -151,7 +151,7 @@ def is_part_of(layer: str, name: str) -> bool:
 def allowed_runs(
     pins: Sequence[Pin], starts: Numbers, stops: Numbers, stage: Numbers, stages: int, layers: int
 ) -> NDArray[np.bool_]:
-    """For each run of layers, whether it may be a stage of that number (of all ``stages``)."""
+    """A mask of the runs of layers that may be a stage of that number (of all ``stages``)."""
     allowed = np.asarray(starts < stops)
     is_alone = np.zeros_like(allowed)
     for pin in pins:

@@ -360,7 +360,7 @@ def check_turns(plan: Plan, index: int) -> None:
 
 
 def rank_pairs(senders: Sequence[int], receivers: Sequence[int]) -> list[tuple[int, int]]:
-    """For each rank of the receiving device, the rank of the sending device that sends to it.
+    """Pairs of the rank of the sending device and the rank of the receiving device, by receiver.
 
     >>> rank_pairs((0, 1), (4,)), rank_pairs((4,), (0, 1)), rank_pairs((0, 1), (0, 1))
     ([(0, 4)], [(4, 0), (4, 1)], [(0, 0), (1, 1)])

@@ -17,7 +17,7 @@ from penstock.words import html_table
 
 MEMORY_RESERVE = 0.05
 """By default, the share of each device's memory that plans leave free: for the allocator's gaps,
-and for what a profile does not know."""
+and for what a profile does not record."""
 
 LARGEST_BATCH = 10_000_000
 """The most samples of a global batch."""
@@ -210,7 +210,7 @@ def in_blocks(problem: PlanningProblem) -> PlanningProblem:
     """The problem of plans that recompute by block on all stages, as plans that keep everything.
 
     A planner solves it like any other; `penstock.plan.plan.with_recompute` turns its plans into
-    those meant. Only schedules that can recompute by block are left.
+    those by block. Only schedules that can recompute by block are left.
     """
     able = schedules_for(problem, "blocks", "--recompute blocks", "--recompute stage")
     profile = problem.profile.by_block
@@ -362,7 +362,7 @@ def recalled(
 ) -> Answer:
     """The answer of a kind that the problem keeps under ``key``, or the one found now.
 
-    All others of the kind are forgotten where there are too many.
+    All others of the kind are dropped where there are too many.
     """
     known = cast("dict[object, Answer]", problem.known_answers.setdefault(kind, {}))
     answer = known.get(key)

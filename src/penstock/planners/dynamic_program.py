@@ -19,7 +19,7 @@ MOST_CUTS = 100
 """Longer chains are cut at likely places only: a table grows with the square of the cuts."""
 
 MOST_BLOCKS = 16
-"""On more devices a stage takes whole blocks of neighbours."""
+"""Number of devices above which a stage takes whole blocks of neighbours."""
 
 CANDIDATES_OF_A_TABLE = 16
 """The number of best plans of a table that become candidates."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NoAnswer:
-    """Why a planner returned neither a plan nor a refusal: it failed, or it took too long."""
+    """Reason for neither a plan nor a refusal of a planner: it failed, or it took too long."""
 
     reason: str
 
@@ -167,7 +167,7 @@ def compare_plans(
 
 
 def check_names(planners: Sequence[str], schedules: Sequence[str]) -> None:
-    """Raise `BadInput` for an unknown planner or schedule, with what was probably meant."""
+    """Raise `BadInput` for an unknown planner or schedule, with the closest known name."""
     for planner in planners:
         member_named(PLANNERS, planner, "planner")
     for schedule in schedules:

@@ -57,7 +57,7 @@ class Change:
 
 
 def best_forbidden(problem: PlanningProblem, plan: Plan, stage: int) -> Change | None:
-    """Of the small changes to ``plan`` that memory alone forbids, the one that gains most.
+    """The small change to ``plan`` that gains most of those that memory alone forbids.
 
     ``stage`` is the one whose layers are moved. None where no such change gains `LEAST_GAIN` of the
     iteration.
@@ -133,7 +133,7 @@ CAUSES: dict[ShareKind, str] = {
     "optimizer step": "its optimizer step takes {its}",
     "waiting": "it waits {its}",
 }
-"""Why a plan is slower than another, by kind of share; that of all-reduce is `all_reduce_words`."""
+"""Causes of a slower plan, in words, by kind of share; all-reduce has `all_reduce_words`."""
 
 
 @dataclass(frozen=True)
@@ -292,7 +292,7 @@ def busy_words(explanation: Explanation) -> str:
 
 
 def why_slower(winner: Explanation, other: Explanation) -> str:
-    """Why ``other`` is slower than ``winner``: the shares that differ most."""
+    """Explain why ``other`` is slower than ``winner``: the shares that differ most."""
     loss_s = other.iteration_s - winner.iteration_s
     if loss_s <= 1e-9 * winner.iteration_s:
         return f"{other.planner} is as fast as {winner.planner}."

@@ -30,7 +30,7 @@ from penstock.simulate.simulation import check_plan_fits_inputs
 Value = TypeVar("Value")
 
 AUTO, ANY, WHOLE = "auto", "any", "whole-backwards"
-"""Names that may stand for schedules: those that a planner chooses among by itself, all synchronous
+"""Names that represent schedules: those that a planner chooses among by itself, all synchronous
 ones, and those that the runtime carries out and that never split a backward."""
 
 RECOMPUTE: dict[AskedRecompute, tuple[RecomputeChoice, BlockChoice]] = {
@@ -42,7 +42,7 @@ RECOMPUTE: dict[AskedRecompute, tuple[RecomputeChoice, BlockChoice]] = {
 }
 
 SETS = (AUTO, ANY, WHOLE)
-"""Names that stand for several schedules."""
+"""Names that represent several schedules."""
 
 
 def member_named(registry: Mapping[str, Value], name: str, thing: str) -> Value:
@@ -146,7 +146,7 @@ def schedules_named(
     ``norms``: the model has batch normalisation, with which the runtime carries out fewer; so it
     does with a ``whole_loss``, one of all samples of a step at once.
 
-    ``schedule`` is one name, or several with commas between them. Three names stand for several:
+    ``schedule`` is one name, or several with commas between them. Three names represent several:
 
     - "auto": those that the planner chooses among by itself. `search` uses all that the runtime
       carries out and that give the gradients of one device. Any other planner uses those of its

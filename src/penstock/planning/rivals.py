@@ -126,7 +126,7 @@ QUICK = 0.1
 def best_plans(problem: PlanningProblem, best: Plan) -> tuple[Rival, ...]:
     """The best plan for each place of the optimizer's state: ``best``, and what a search finds.
 
-    Empty unless the problem has one host of cards, and a profile that knows a step in host memory.
+    Empty unless the problem has one host of cards, and a profile with a step in host memory.
     """
     known = replace(problem, state_on="auto")
     if not is_host_of_cards(problem) or len(known.places) == 1:

@@ -315,7 +315,7 @@ def score_on(problem: PlanningProblem, groups: Groups) -> Score:
 
 
 def views_of(problem: PlanningProblem, groups: Groups) -> Iterator[PlanningProblem]:
-    """The problem as a planner sees it that knows nothing of tensor groups."""
+    """The problem as seen by a planner without tensor groups."""
     sizes, whole = sorted({len(group) for group in groups}, reverse=True), problem.profile
     if sizes == [1]:
         yield problem

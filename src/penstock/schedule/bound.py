@@ -192,7 +192,7 @@ def fits(each_bytes: float, limit_bytes: float) -> int:
 
 
 def preemptive_end_s(jobs: list[tuple[float, float, float]]) -> float:
-    """When the last of ``(head, seconds, tail)`` is over on one device with preemption.
+    """The end of the last of ``(head, seconds, tail)`` on one device with preemption.
 
     Jackson's rule: always run the available job with the longest tail.
 

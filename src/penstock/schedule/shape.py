@@ -54,7 +54,7 @@ class StageCost:
 
 @dataclass(frozen=True)
 class PipelineShape:
-    """All that a schedule function needs to know about a pipeline.
+    """The input of a schedule function: all that it needs of a pipeline.
 
     The replicas of a stage run the same order; together they are a *device group*.
     ``placement[stage]`` is the group that holds the stage (empty: group ``s`` holds stage ``s``).

@@ -20,7 +20,7 @@ class WeightRule:
     """The weight versions of a schedule.
 
     A stage updates its weights after every ``micro_batches_per_update`` backwards, without waiting
-    for other stages. 0 stands for one update at the end of the iteration, after a flush.
+    for other stages. 0 means one update at the end of the iteration, after a flush.
     ``versions[stage]`` is how many copies of its weights a stage keeps (empty: one).
     ``version`` says which weights the passes of a micro-batch start from. From these,
     ``forward_lead[stage]`` and ``backward_lead[stage]`` say how many updates ahead the weights of a

@@ -101,7 +101,7 @@ def falling_depths(most: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def interchangeable(cluster: Cluster) -> tuple[int, ...]:
-    """For each device the first one with which it could be exchanged without any effect."""
+    """The first device with which each device could be exchanged without any effect."""
     devices = range(len(cluster.devices))
 
     def alike(x: int, y: int) -> bool:

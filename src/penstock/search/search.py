@@ -427,7 +427,7 @@ def rescheduled(problem: PlanningProblem, plan: Plan, schedule: str, score: Scor
 
 
 def simulate_all(judge: Judge) -> Iterator[SearchStep]:
-    """On a small problem simulate every plan that its bound does not rule out."""
+    """Simulate every plan that its bound does not rule out, if the problem is small."""
     known = [name for name in judge.problem.schedules if name in PlanningProblem.schedules]
     if len(judge.problem.cluster.devices) > SMALL_CLUSTER or not known:
         return

@@ -74,7 +74,7 @@ class Held:
 
 
 def held_while(schedule: Schedule, instances: Instances) -> tuple[tuple[Holding, ...], ...]:
-    """For each device group, the distinct states of memory while its actions run.
+    """The distinct states of memory while actions run, by device group.
 
     States that hold no more than another one in any respect are left out; the peak does not need
     them.

@@ -164,7 +164,7 @@ def servers_of(cluster: Cluster, least_speed: float) -> tuple[tuple[int, ...], .
 
 
 def server_kinds(cluster: Cluster, servers: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """For each server the number of the first one equal to it; all differ with special links."""
+    """The number of the first server equal to each server; all differ with special links."""
     if cluster.links:
         return tuple(range(len(servers)))
     first: dict[object, int] = {}

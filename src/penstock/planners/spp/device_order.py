@@ -10,7 +10,7 @@ from penstock.cluster.link_matrices import link_matrices
 from penstock.costs.run_tables import Floats
 
 MOST_VERTICES = 128
-"""Of more blocks, those with the strongest ties are joined first."""
+"""Number of blocks above which those with the strongest ties are joined first."""
 
 TWIN_ROUNDS = 4
 """Rounds in which blocks of equal ties are joined: for hosts, racks and two further levels."""

@@ -141,7 +141,7 @@ def pipeoptim(shape: PipelineShape) -> Schedule:
 
 
 def updates_until_backward(shape: PipelineShape) -> tuple[int, ...]:
-    """For each stage, its updates between a micro-batch's forward and backward in the steady state.
+    """Updates of each stage between a micro-batch's forward and backward in the steady state.
 
     One less than the micro-batches in flight: the others' backwards come first.
     """

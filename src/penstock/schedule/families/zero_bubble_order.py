@@ -163,7 +163,7 @@ def rearrangement(drawn: PlacedPattern, change: Rearrangement) -> Slots:
 
 
 def depths(drawn: PlacedPattern) -> Slots:
-    """For each group the most micro-batches between F and I on its downward stage, as drawn."""
+    """The most micro-batches between F and I on the downward stage of each group, as drawn."""
     stages, micro_batches = drawn.shape.stages, drawn.shape.micro_batches
     down = drawn.order // micro_batches % stages < drawn.shape.groups
     changes = np.where(drawn.order < stages * micro_batches, 1, -1) * down
