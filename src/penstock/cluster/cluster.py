@@ -45,7 +45,7 @@ class Device:
 
     @property
     def chip(self) -> ChipMemory:
-        """What the core prices reads of off-chip memory by."""
+        """Sizes and rates by which the core prices reads of off-chip memory."""
         return ChipMemory(self.on_chip_bytes, self.off_chip_bytes_per_s)
 
 
@@ -126,7 +126,7 @@ class Cluster:
 
     @cached_property
     def host_index(self) -> tuple[int, ...]:
-        """For each device the index of its host."""
+        """The index of the host of each device."""
         return tuple(index for index, host in enumerate(self.hosts) for _ in host.devices)
 
     @cached_property
@@ -153,7 +153,7 @@ class Cluster:
 
     @cached_property
     def host_kinds(self) -> tuple[int, ...]:
-        """For each host the index of the first host with the same rates and latencies."""
+        """The index of the first host with the same rates and latencies, by host."""
         first: dict[tuple[float, ...], int] = {}
         return tuple(first.setdefault(rates_of(h), index) for index, h in enumerate(self.hosts))
 
@@ -184,7 +184,7 @@ class Cluster:
         return replace(self, hosts=hosts, links=links)
 
     def uses_port(self, source: int, target: int) -> bool:
-        """Whether a message between the two devices uses the shared ports of their hosts."""
+        """Return whether a message between the two devices uses their hosts' shared ports."""
         host_index = self.host_index
         if host_index[source] == host_index[target]:
             return False
@@ -403,7 +403,7 @@ def with_devices(cluster: Cluster, changed: Callable[[Device], Device]) -> Clust
 
 
 SAY_NOTHING = re.compile(r"nvidia|tesla|geforce|amd|instinct|oam|sxm\d?|hbm\de?")
-"""Words that tell no two models apart; a device whose name lacks them counts as on a module."""
+"""Words that distinguish no models; a device whose name lacks them counts as on a module."""
 
 
 def model_and_memory(kind: str) -> tuple[frozenset[str], str]:
@@ -421,5 +421,5 @@ def model_and_memory(kind: str) -> tuple[frozenset[str], str]:
 
 
 def same_memory(one: str, other: str) -> bool:
-    """Whether two names do not say different memories."""
+    """Return whether two names do not say different memories."""
     return not (one and other) or one == other

@@ -18,7 +18,7 @@ STATISTIC_BYTES, STATISTICS_S = 4, 1e-4
 dozen small operators around each sum. Starting them takes this long, on a CPU as on a GPU."""
 
 MOST_ANSWERS = 1 << 16
-"""When a cluster's cache has this many entries, it is cleared."""
+"""Number of entries at which a cluster's cache is cleared."""
 
 
 def all_reduce_s(cluster: Cluster, devices: Sequence[int], size_bytes: float) -> float:
@@ -64,7 +64,7 @@ def all_reduce_costs(cluster: Cluster, devices: Sequence[int]) -> tuple[AllReduc
 
 
 def host_shares(cluster: Cluster, devices: Sequence[int]) -> tuple[object, ...]:
-    """How the devices are spread: how many, on how many hosts, and how many by kind of host."""
+    """The spread of devices: their number, the number of hosts, and numbers by kind of host."""
     counts = Counter(map(cluster.host_index.__getitem__, devices))
     kinds = frozenset((cluster.host_kinds[host], count) for host, count in counts.items())
     return len(devices), len(counts), kinds

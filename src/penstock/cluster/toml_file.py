@@ -13,7 +13,7 @@
     memory = "16 GB"
     count = 8
 
-A host or device with a ``count`` stands for that many equal ones. Numbers without a unit are SI:
+A host or device with a ``count`` represents that many equal ones. Numbers without a unit are SI:
 bytes, bytes per second, seconds.
 """
 
@@ -138,7 +138,7 @@ class LinkEntry(Entry):
 
 
 Messages: TypeAlias = Literal["as ready", "in order"]
-"""Which message a device carries next: whatever was ready first, or the next one planned."""
+"""The next message of a device: whichever was ready first, or the next one planned."""
 
 
 class ClusterEntry(Entry):
@@ -174,7 +174,7 @@ def cluster_from_toml(text: str, path: str | Path) -> Cluster:
 
 
 def hosts_of(entry: HostEntry) -> list[Host]:
-    """The hosts that an entry stands for; several ones get numbered names."""
+    """The hosts that an entry represents; several ones get numbered names."""
     equal = [(Device(**fields_of(device)), device.count) for device in entry.devices]
     devices = tuple(device for device, count in equal for _ in range(count))
     names = [entry.name] if entry.count == 1 else [f"{entry.name}{i}" for i in range(entry.count)]
@@ -200,7 +200,7 @@ FIELDS = {
 
 @contextmanager
 def in_keys() -> Generator[None]:
-    """Within, errors name keys of the file in place of fields."""
+    """Replace fields by keys of the file in the errors of the block."""
     try:
         yield
     except BadInput as error:
@@ -210,13 +210,13 @@ def in_keys() -> Generator[None]:
 
 
 def fields_of(entry: Entry, **others: object) -> dict[str, Any]:
-    """The fields of a device, a host or a link that an entry tells, with some replaced."""
+    """The fields of a device, a host or a link that an entry gives, with some replaced."""
     told = {FIELDS.get(key, key): value for key, value in entry if key != "count"}
     return told | others
 
 
 def values_of(thing: Device | Host | Link, entry: type[Entry]) -> dict[str, str | float]:
-    """The keys of an entry that tells the fields of a device, a host or a link."""
+    """The keys of an entry that gives the fields of a device, a host or a link."""
     keys = (key for key in entry.model_fields if key not in ("count", "devices"))
     return {key: getattr(thing, FIELDS.get(key, key)) for key in keys}
 

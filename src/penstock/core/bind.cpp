@@ -1,4 +1,4 @@
-// What Python sees of the core; `native.pyi` describes it.
+// Bindings of the core for Python; `native.pyi` describes them.
 #include "bind.hpp"
 
 #include "play.hpp"

@@ -1,4 +1,4 @@
-// What the files that bind the core have in common.
+// Code shared by the files that bind the core.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -1,4 +1,4 @@
-// What Python sees of orders on ideal links and of PipeDream's program; `native.pyi` describes it.
+// Bindings of orders on ideal links and of PipeDream's program; `native.pyi` describes them.
 #include <nanobind/stl/array.h>
 
 #include "bind.hpp"

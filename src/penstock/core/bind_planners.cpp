@@ -1,4 +1,4 @@
-// What Python sees of the planners' dynamic programs; `native.pyi` describes it.
+// Bindings of the planners' dynamic programs; `native.pyi` describes them.
 #include <nanobind/stl/pair.h>
 
 #include "bind.hpp"

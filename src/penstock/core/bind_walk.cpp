@@ -1,4 +1,4 @@
-// What Python sees of costs, loads and walks; `native.pyi` describes it.
+// Bindings of costs, loads and walks; `native.pyi` describes them.
 #include "bind.hpp"
 #include "quick_play.hpp"
 

@@ -1,4 +1,4 @@
-// What Python sees of the work of plans; `native.pyi` describes it.
+// Bindings of the work of plans; `native.pyi` describes them.
 #include <nanobind/stl/tuple.h>
 
 #include "bind.hpp"
@@ -103,7 +103,7 @@ double seconds_of_letter(const ReplicaWork& self, char kind) {
   return self.seconds.at(number);
 }
 
-/// What a stage or a tie sums.
+/// Bind the gradients that a stage or a tie sums.
 template <class Group>
 void bind_gradients(nb::class_<Group>& bound) {
   bound

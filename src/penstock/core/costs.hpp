@@ -48,14 +48,14 @@ class PerRun {
   std::vector<T> values_;
 };
 
-/// Latency and seconds a byte of an all-reduce. Whatever counts gradient sums asks `of`.
+/// Latency and seconds a byte of an all-reduce. Whatever counts gradient sums calls `of`.
 struct ReduceCost {
   double latency_s, s_per_byte;
 
   double of(double bytes) const { return factor * (latency_s + s_per_byte * bytes); }
 
-  /// How many times as long all of them take. Tests change it, to see who counts them by a formula
-  /// of its own.
+  /// Factor on the time of all of them. Tests change it, to see who counts them by a formula of its
+  /// own.
   static inline double factor = 1;
 };
 
@@ -73,7 +73,7 @@ struct ChipMemory {
   }
 };
 
-/// Replicas of a group that are alike.
+/// Equal replicas of a group.
 struct ReplicaKind {
   double rows, speed, memory_bytes;
   ChipMemory chip;
@@ -133,7 +133,7 @@ inline double message_s(int tensors, double latency_s, double bytes, double byte
   return tensors * latency_s + bytes / bytes_per_s;
 }
 
-/// What the devices of a stage divide (`penstock.plan.plan.SHARDINGS`).
+/// State that the devices of a stage shard (`penstock.plan.plan.SHARDINGS`).
 enum class Sharding { none, optimizer, parameters };
 
 /// Bytes that each of some devices holds all the time: parameters, gradients, optimizer state.
@@ -148,7 +148,7 @@ inline double held_bytes(Sharding sharding, double devices, double parameters, d
   return parameters * (copies + (sharding == Sharding::optimizer ? state / devices : state));
 }
 
-/// Whether stages recompute: where memory asks for it, all of them, none.
+/// Recompute of stages: where memory requires it, all of them, none.
 enum class RecomputeChoice { where_needed, all, none };
 
 /// A stage on its devices: it does not fit, keeps its activations, or recomputes them.
@@ -226,7 +226,7 @@ struct GroupCosts : RunCosts {
   /// Peak bytes of a replica with `depth` micro-batches in flight.
   double needed_bytes(const Group& group, const ReplicaKind& kind, Run run, int depth,
                       bool recompute) const;
-  /// How a stage fits, as `choice` asks for it; it keeps its activations where both fit.
+  /// The fit of a stage, as `choice` requires it; it keeps its activations where both fit.
   Fit fit(const Group& group, Run run, int depth, RecomputeChoice choice) const;
 
  private:

@@ -190,7 +190,7 @@ class Search {
     columns_[column] = {forward_s, backward_s, costs_.after_s(group, run)};
   }
 
-  /// Whether a stage of `put_stage` fits. If it must recompute, add that to its column.
+  /// Return whether a stage of `put_stage` fits. If it must recompute, add that to its column.
   bool fit_stage(int number, Run run, int behind, int column) {
     const int depth = asked_.depths[behind];
     const Fit fit = costs_.fit(costs_.groups[number], run, depth, asked_.recompute);

@@ -19,7 +19,7 @@ class Ends {
   /// Let the backward of a cell wait until its forward has run again.
   void expect_again(int cell) { again_s_[cell] = kNever; }
 
-  /// When what an action needs is there; infinite while that is not known.
+  /// Time at which what an action needs is there; infinite while that is not known.
   double ready_s(Pass kind, int cell) const {
     const int stage = pipe_.stage(cell), each = pipe_.micro_batches;
     if (kind == Pass::forward)
@@ -98,7 +98,7 @@ struct FixedOrders {
   std::vector<int> home[2];    // of each cell: the orders of its F, and of its B or I
 };
 
-/// What a group holds, with the cells that wait for their W, oldest first.
+/// Micro-batches and bytes of a group, with the cells that wait for their W, oldest first.
 struct Held {
   int micro_batches = 0;
   double bytes = 0, bytes_on_the_way_down = 0;
@@ -108,20 +108,20 @@ struct Held {
   bool any_waits() const { return next_weight < waiting.size(); }
 };
 
-/// What all groups hold.
+/// Micro-batches and bytes of all groups.
 class Load {
  public:
   Load(const IdealPipe& pipe, const HeldLimits& limits)
       : groups(limits.memory.size()), pipe_(pipe), limits_(limits), in_flight_(pipe.stages) {}
 
-  /// Whether a forward would exceed a limit.
+  /// Return whether a forward would exceed a limit.
   bool is_full(int cell) const {
     const int s = pipe_.stage(cell), g = limits_.group[s];
     return groups[g].micro_batches + 1 > limits_.most || in_flight_[s] + 1 > limits_.in_flight[s] ||
            groups[g].bytes + limits_.saved[s] > limits_.memory[g];
   }
 
-  /// Whether a forward on the way down would leave no room for one on the way up.
+  /// Return whether a forward on the way down would leave no room for one on the way up.
   bool takes_the_way_up(int cell) const {
     const int s = pipe_.stage(cell), g = limits_.group[s];
     return is_on_the_way_down(s) && groups[g].bytes_on_the_way_down + limits_.saved[s] +
@@ -203,7 +203,7 @@ class Rearranging {
   }
 
  private:
-  /// What a group starts, or that a W must run first; and when the first of the others can start.
+  /// Next action of a group, or that a W must run first; and the first time of the others.
   struct Choice {
     bool forward = false, needs_weight = false;
     int cell = -1;

@@ -30,7 +30,7 @@ struct IdealPipe {
   }
 };
 
-/// What the groups of a pipeline may hold: `most` micro-batches until their W, over all stages of a
+/// Limits of the groups of a pipeline: `most` micro-batches until their W, over all stages of a
 /// group; `in_flight[s]` of stage `s`; `memory[g]` bytes. `saved[s]` and `kept[s]` are the bytes of
 /// a micro-batch from F on, and between I and W.
 struct HeldLimits {
@@ -55,7 +55,7 @@ std::vector<int> play_orders(const IdealPipe& pipe, const std::vector<int>& firs
 double fill_gaps(const IdealPipe& pipe, const HeldLimits& limits, const std::vector<int>& first,
                  Codes actions, double slack_s, std::int64_t* out);
 
-/// How the orders of a V are rearranged: the ranks of all cells for F and for I; the most
+/// Rearrangement of the orders of a V: the ranks of all cells for F and for I; the most
 /// micro-batches of each group between F and I on its way down; whether groups are patient.
 struct Ranking {
   Codes forward, input;

@@ -75,7 +75,7 @@ RunCosts run_costs(const Layers& layers, const std::vector<int>& cuts, Sharding 
   std::vector<double> parameters, held, whole, divided;
   std::vector<Affine> inputs;
   for (const int lo : cuts) {
-    // What is read from earlier layers, each tensor where its first reader from `lo` on is.
+    // Bytes read from earlier layers, each tensor where its first reader from `lo` on is.
     std::vector<Affine> read(layers.own_bytes.size());
     const Run rest = {lo, static_cast<int>(read.size()) - 1};
     for_received_tensors(layers, rest, {}, [&](const Tensor& tensor) {

@@ -46,7 +46,7 @@ struct Layers : LayerSums {
   double begin_s, begin_back_s;  // of every forward and backward of a stage, beside its layers
   double step_s_per_byte;
 
-  /// What layers share counts once.
+  /// Bytes of parameters; those that layers share count once.
   double parameter_bytes(Run run) const;
   /// The same of what no other layers use.
   double whole_bytes(Run run) const;
@@ -54,7 +54,7 @@ struct Layers : LayerSums {
   double besides_bytes(Run run) const {
     return buffer_bytes[run.hi] - buffer_bytes[run.lo] + cast_bytes[run.hi] - cast_bytes[run.lo];
   }
-  /// For each cut the parameters of the two largest layers that follow one another from `lo` to it.
+  /// Parameters of the two largest layers that follow one another from `lo` to each cut.
   std::vector<double> two_layers_from(int lo) const;
   /// `earlier` are those of the same home as the run (`Plan.homes`).
   RunTensors tensors_of(Run run, const std::vector<Run>& earlier) const;

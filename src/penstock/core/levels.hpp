@@ -6,7 +6,7 @@
 
 namespace penstock {
 
-/// What the stages of a level cost; runs of layers are rows of first cuts and columns of last cuts.
+/// Costs of the stages of a level; runs of layers are rows of first cuts and columns of last cuts.
 struct LevelCosts {
   int cuts;
   const double* unit_s;       // of several kinds of workers: seconds of a micro-batch of each run

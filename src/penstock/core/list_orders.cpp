@@ -53,7 +53,7 @@ double ListPlay::run(double best_s) {
   return end_s;
 }
 
-/// What a group starts now; or no place and when to decide again.
+/// Choose what a group starts now; or no place and the time to decide again.
 ListPlay::Next ListPlay::decide(int g, double now_s) const {
   const Choice best = choose(g, now_s);
   const double want_s = best.wanted.at_s;
@@ -115,7 +115,7 @@ ListPlay::Choice ListPlay::choose(int g, double now_s) const {
   return best;
 }
 
-/// Whether all older micro-batches still fit one after the other after a forward on a place.
+/// Return whether all older micro-batches still fit one after the other after a forward on a place.
 bool ListPlay::leaves_room(int q) const {
   const int g = pipe_.places[q].group;
   const double limit_bytes = pipe_.limit_bytes[g];

@@ -28,7 +28,7 @@ class Lists {
     return {items_.data() + start_[list], items_.data() + start_[list + 1]};
   }
 
-  /// For each of `count` numbers, the lists that contain it.
+  /// The lists that contain each of `count` numbers.
   Lists inverse(int count) const {
     std::vector<std::pair<int, int>> pairs;
     pairs.reserve(items_.size());

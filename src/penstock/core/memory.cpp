@@ -27,7 +27,7 @@ bool fits(const Parts& parts, const Orders& orders) {
     for (std::size_t r = 0; r < groups[g].front()->replicas.size(); ++r) {
       memories.clear();
       for (const StageWork* stage : groups[g]) memories.push_back(stage->replicas[r].memory);
-      if (memories != last) bytes = most_bytes(memories, orders.held.at(g));  // mostly all are alike
+      if (memories != last) bytes = most_bytes(memories, orders.held.at(g));  // mostly all equal
       last = memories;
       if (bytes > groups[g].front()->replicas[r].device_bytes) return false;
     }

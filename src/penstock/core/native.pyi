@@ -30,9 +30,9 @@ class StageMemory:
         """Bytes while nothing runs; micro-batches held with everything saved, and inputs only."""
 
 class Holding:
-    """What each instance on a device holds while an action of the instance ``running`` runs.
+    """Micro-batches of each instance on a device while an action of the instance ``running`` runs.
 
-    ``held``: how many micro-batches with everything saved, and how many with inputs only.
+    ``held``: the numbers of micro-batches with everything saved, and with inputs only.
     """
 
     def __init__(self, running: int, held: Sequence[tuple[int, int]]) -> None: ...
@@ -152,16 +152,16 @@ class Layers:
     def first_bucket(self, run: tuple[int, int]) -> int:
         """The layer at which the first bucket of gradients is complete; -1 if there is none."""
     def crossing_bytes(self, rows: float) -> list[float]:
-        """For each cut the bytes of all tensors that cross it and of their gradients."""
+        """The bytes of all tensors that cross each cut and of their gradients."""
 
 class HostRules:
-    """How the devices of a host share it (`penstock.cluster.cluster.Host`)."""
+    """Rules by which the devices of a host share it (`penstock.cluster.cluster.Host`)."""
 
     def __init__(
         self, full_speed_devices: int, half_duplex: bool, separate_links: bool
     ) -> None: ...
     full_speed_devices: int
-    """How many compute at full speed at once; 0: all."""
+    """The number that compute at full speed at once; 0: all."""
     half_duplex: bool
     separate_links: bool
 
@@ -241,7 +241,7 @@ class Orders:
         """Raises ValueError if an action has no instance or micro-batch that exists."""
 
 class Spans:
-    """When everything of a play started and ended: rows of two times in seconds."""
+    """Start and end of everything of a play: rows of two times in seconds."""
 
     actions: npt.NDArray[np.float64]
     """Those of every word, stream after stream."""
@@ -256,7 +256,7 @@ def play(parts: PlanParts, orders: Orders, steps_together: bool) -> Spans:
     """The same with all spans; steps may wait for the gradients of all devices."""
 
 def fits(parts: PlanParts, orders: Orders) -> bool:
-    """Whether every device has enough memory for all its replicas."""
+    """Return whether every device has enough memory for all its replicas."""
 
 class ReduceRules:
     """Sizes that `penstock.cluster.collectives` defines."""
@@ -290,7 +290,7 @@ class RunCosts:
     parameters: npt.NDArray[np.float64]
     held: npt.NDArray[np.float64]
     def held_by(self, devices: int) -> npt.NDArray[np.float64]:
-        """The bytes that each of so many devices keeps all the time."""
+        """The bytes that each of ``devices`` devices keeps all the time."""
 
 class Machine:
     """A device (`penstock.cluster.cluster.Device`)."""
@@ -391,7 +391,7 @@ class Point:
     groups: int
 
 class PointRules:
-    """What the points of an arm have in common, and what they may choose among."""
+    """Properties that the points of an arm share, and the choices that they have."""
 
     def __init__(
         self,
@@ -419,7 +419,7 @@ class PointRules:
         """Return whether the number of groups and all cuts are allowed."""
 
 class LoadQuestion:
-    """What the load of a point is asked for (`plan_load.hpp`)."""
+    """Parameters of the load of a point (`plan_load.hpp`)."""
 
     def __init__(self, recompute: int, power: float, steady: bool) -> None:
         """``recompute``: 0 never, 1 where it is faster, 2 always."""
@@ -447,7 +447,7 @@ class QuickPlay:
     depths: list[int]
     """Micro-batches in flight of each stage of the last point."""
     simulates_all: bool
-    """Whether all micro-batches are simulated, however many."""
+    """True if all micro-batches are simulated, however many."""
     def seconds(self, point: Point, limit_s: float) -> float:
         """Return seconds of a point, or a bound above ``limit_s``; infinite if it does not fit."""
     def even_cuts(self, point: Point) -> None:
@@ -481,7 +481,7 @@ def stage_seconds(
     """The seconds of layers ``run[0]`` to ``run[1] - 1`` on devices with these rows each."""
 
 def run_bytes(costs: SearchCosts, run: tuple[int, int], rows: float) -> RunBytes:
-    """The bytes of layers for so many rows of a micro-batch."""
+    """The bytes of layers for ``rows`` rows of a micro-batch."""
 
 def held_bytes(
     sharding: int,
@@ -499,7 +499,7 @@ def held_bytes(
     """
 
 def state_bytes(costs: SearchCosts, run: tuple[int, int], replicas: int) -> float:
-    """Bytes that each of so many devices holds all the time, buffers too."""
+    """Bytes that each of ``replicas`` devices holds all the time, buffers too."""
 
 def rows_of(costs: SearchCosts, devices: Sequence[int], size: int) -> list[int]:
     """Rows of each replica in proportion to speed."""
@@ -521,10 +521,10 @@ class ChipMemory:
 
     def __init__(self, bytes: float, off_chip_bytes_per_s: float) -> None: ...
     def read_s(self, parameter_bytes: float) -> float:
-        """Seconds that an action of a stage with so many bytes takes at least."""
+        """The least seconds of an action of a stage with ``parameter_bytes``."""
 
 class ReplicaKind:
-    """Replicas of a group that are alike; ``workspace`` is the number of their table."""
+    """Equal replicas of a group; ``workspace`` is the number of their table."""
 
     def __init__(
         self, rows: float, speed: float, memory_bytes: float, chip: ChipMemory, workspace: int
@@ -537,10 +537,10 @@ class AllReduceCost:
     latency_s: float
     s_per_byte: float
     def of(self, bytes: float) -> float:
-        """Seconds to sum so many bytes."""
+        """Seconds to sum ``bytes``."""
 
 def multiply_all_reduces(factor: float) -> None:
-    """From now on every all-reduce takes so many times as long; for tests."""
+    """Multiply the time of every later all-reduce by ``factor``; for tests."""
 
 class DeviceGroup:
     """The devices of a stage; ``all_reduces`` has the cost of each algorithm."""
@@ -579,7 +579,7 @@ class GroupCosts:
     def fit(self, group: int, lo: int, hi: int, depth: int, recompute: int) -> int:
         """-1 if a stage does not fit, 0 if it keeps its activations, 1 if it recomputes them.
 
-        ``recompute``: 0 where memory asks for it, 1 always, 2 never.
+        ``recompute``: 0 where memory requires it, 1 always, 2 never.
         """
     def needed_bytes(self, group: int, lo: int, hi: int, depth: int, recompute: bool) -> float:
         """Peak bytes of the replica that needs most, with ``depth`` micro-batches in flight."""
@@ -598,7 +598,7 @@ class LinkNetwork:
     ) -> None: ...
 
 class SppQuestion:
-    """What the table of `penstock.planners.spp.partition` is filled for.
+    """Parameters of the table of `penstock.planners.spp.partition`.
 
     A window of the line is ``position * widths + number``, its group in ``groups``, -1 where the
     line ends before it does; ``depths[k]`` are the micro-batches in flight of a stage with ``k``
@@ -631,7 +631,7 @@ class SppTable:
     next_number: npt.NDArray[np.int64]
     """The number of the width of the window behind it."""
     recompute: npt.NDArray[np.int64]
-    """Whether the first stage recomputes."""
+    """True if the first stage recomputes."""
 
 class WindowLoad:
     """The load of a stage on a window (`penstock.planners.slowest_stage.Loads`); group -1: none."""
@@ -662,7 +662,7 @@ class SlowestStageQuestion:
     ) -> None: ...
 
 class SlowestStageTable:
-    """For each first block and first cut: the least slowest stage; the first stage's end, width."""
+    """The least slowest stage, the first stage's end and width, by first block and first cut."""
 
     def __init__(self, costs: GroupCosts, asked: SlowestStageQuestion) -> None: ...
     seconds: npt.NDArray[np.float64]
@@ -735,7 +735,7 @@ def dapple_pivot(
 def transfer_s(
     network: LinkNetwork, sender: int, receiver: int, fixed: float, each: float
 ) -> float:
-    """Seconds of a transfer of so many bytes, fixed and for each row."""
+    """Seconds of a transfer of ``fixed`` bytes and ``each`` bytes for each row."""
 
 class IdealPipe:
     """A pipeline whose transfers never wait; ``seconds`` by kind of action and stage."""
@@ -749,7 +749,7 @@ class IdealPipe:
     ) -> None: ...
 
 class HeldLimits:
-    """What device groups may hold: ``most`` micro-batches until their W, over all their stages.
+    """Limits of device groups: ``most`` micro-batches until their W, over all their stages.
 
     By stage: its group, micro-batches in flight, and bytes of a micro-batch from F on and between I
     and W. ``memory`` are the bytes of each group.

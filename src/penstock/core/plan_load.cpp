@@ -163,7 +163,7 @@ double PlanLoad::busy_with_several_s(int group) const {
     saved += cost.saved;
     inputs += cost.inputs;
     memory = std::min(memory, cost.memory);
-    kept_s += cost.saved * way_s;  // bytes for so many seconds
+    kept_s += cost.saved * way_s;  // bytes times seconds
     read_s += cost.inputs * way_s;
   }
   const double room = memory - held - workspace;

@@ -17,7 +17,7 @@
 
 namespace penstock {
 
-/// Whether the load is the steady one; and its power, a whole number.
+/// Kind of load: steady or not; and its power, a whole number.
 ///
 /// The load is a norm of that power of all resources' loads, or their maximum where it is 0. It is
 /// scaled so that three equal loads, those of a stage alone, are worth one of them. More that are
@@ -29,7 +29,7 @@ struct LoadKind {
 
 enum class RecomputeMode { never, where_faster, always };
 
-/// What a load is asked for.
+/// Parameters of a load.
 struct LoadQuestion {
   RecomputeMode recompute;
   LoadKind kind;

@@ -53,8 +53,8 @@ void Play::start_if_ready(int number) {
   if (any_streams_ && stream.segment == 0) send(replica_of(stream, action), action, true);
 }
 
-/// Whether the gradients that a device's step waits for are summed. The last device that is ready
-/// for a step that all take together starts those of the others.
+/// Return whether the gradients that a device's step waits for are summed. The last device that is
+/// ready for a step that all take together starts those of the others.
 bool Play::may_step(int number) {
   Device& device = devices_[streams_[number].device];
   if (device.buckets_left > 0) return false;
@@ -69,7 +69,7 @@ bool Play::may_step(int number) {
   return steps_ready_ >= devices * device.steps_ready;
 }
 
-/// Whether a wait or a hold is over.
+/// Return whether a wait or a hold is over.
 bool Play::is_over(int number, Action action) const {
   if (action.kind() == Kind::wait)
     return devices_[streams_[number].device].steps_done >= action.number();
@@ -77,8 +77,8 @@ bool Play::is_over(int number, Action action) const {
   return other.end - other.next <= action.number();
 }
 
-/// Whether the inputs of an action have arrived. Backwards in a stream of their own also wait for
-/// the forward of their replica.
+/// Return whether the inputs of an action have arrived. Backwards in a stream of their own also
+/// wait for the forward of their replica.
 bool Play::has_inputs(const Replica& replica, Action action) const {
   const Kind kind = action.kind();
   const auto arrived = [&](int row) {
@@ -317,7 +317,7 @@ bool Play::can_start(int lane) const {
          std::ranges::none_of(occupied_[lane], [&](int r) { return resources_[r].busy & 1; });
 }
 
-/// Whether no other message comes before the next one of a lane at either end.
+/// Return whether no other message comes before the next one of a lane at either end.
 bool Play::has_turn(int lane) const {
   if (!parts_.in_order || !is_message(lane)) return true;
   const auto next = [&](int device) { return turns_[device][devices_[device].turn]; };

@@ -8,7 +8,7 @@
 //   shares      while both streams of a device compute, they share it in proportion to the seconds
 //               of their whole actions; one alone has the whole device
 //   slots       of the devices of a host, `full_speed_devices` compute at full speed; if more
-//               compute, all of them slow down alike: rate = slots / computing
+//               compute, all of them slow down equally: rate = slots / computing
 //   messages    are sent when their action has ended; a message occupies the sender's send engine,
 //               the receiver's receive engine and, between hosts, both ports, all at once; of those
 //               that wait, the one that was ready first starts first; a blocked one does not block
@@ -16,8 +16,8 @@
 //               micro-batches in turn, only those that work on one exchange its messages
 //   in order    if messages go in order, each device has one communicator: it sends or receives one
 //               message at a time, in the planned order (`penstock.schedule.message_order`)
-//   streaming   a device that streams its messages asks to send one when the action that makes it
-//               starts; it arrives once both the action and its transfer have ended
+//   streaming   a device that streams its messages requests to send one when the action that makes
+//               it starts; it arrives once both the action and its transfer have ended
 //   reductions  a bucket occupies both engines of its members (and ports) once all of them have its
 //               gradients; messages that can start go first
 //   turns       half-duplex: both engines of a device are one, and so are both ports of a host; a
@@ -62,8 +62,8 @@ class Play {
   double run();
 
  private:
-  /// What keeps a resource busy. A transfer starts only if all of its resources lack the lowest
-  /// bit; where several transfers may run at once, each adds `kOneOfSeveral` instead.
+  /// Values of a busy resource. A transfer starts only if all of its resources lack the lowest bit;
+  /// where several transfers may run at once, each adds `kOneOfSeveral` instead.
   static constexpr int kComputes = 1, kTransfers = 3, kOneOfSeveral = 2;
 
   /// An engine, port or link that one transfer occupies at a time, or a compute stream.
@@ -129,7 +129,7 @@ class Play {
     std::int64_t age;
   };
 
-  /// What items pass one after the other: the micro-batches of a message, or the buckets of a
+  /// A lane, for items one after the other: the micro-batches of a message, or the buckets of a
   /// reduction in every round. Lanes are numbered: messages, then reductions.
   struct Lane {
     int current = -1;

@@ -35,7 +35,7 @@ class Random {
   std::mt19937 engine_;
 };
 
-/// How a group saves memory: what of its activations it recomputes, what its devices shard.
+/// Ways of a group to save memory: activations that it recomputes, state that its devices shard.
 enum Recompute { kNone, kStage, kByBlock };
 inline constexpr int kShardings = 3;  // nothing, the optimizer's state, parameters too
 
@@ -60,7 +60,7 @@ struct Point {
 
 enum class Style { straight, looped, folded, mirrored };
 
-/// What all points of an arm have in common, and what they may choose among.
+/// Properties that all points of an arm share, and the choices that they have.
 ///
 /// `rounds` is the number of stages on a group; backwards are `split` or fused. `cut` says of each
 /// cut whether it must not (0), may (1) or must (2) be one: the mask of the pins.
@@ -81,7 +81,7 @@ struct PointRules {
     const int round = stage / groups, place = stage % groups;
     return style == Style::folded && round % 2 ? groups - 1 - place : place;
   }
-  /// Whether a point has an allowed number of groups and the cuts that the pins ask for.
+  /// Return whether a point has an allowed number of groups and the cuts that the pins require.
   bool allows(const Point& point) const;
 };
 
@@ -110,7 +110,7 @@ class Moves {
 void shift_device(Point& point, int place, int target);
 /// Exchange the devices of two neighbouring groups.
 void swap_groups(Point& point, int second);
-/// Give a device of one group to another; the number of groups stands for the unused devices.
+/// Give a device of one group to another; the number of groups represents the unused devices.
 void give_device(Point& point, int place, int giver, int taker);
 /// Make one group of two neighbours; of the first one's stages with `straight` placement, too.
 void join_groups(Point& point, int second, bool straight);

@@ -160,7 +160,7 @@ void QuickPlay::add_messages(Pair& pair, int way) {
   pair.messages[way].second = static_cast<int>(messages_.size());
 }
 
-/// Micro-batches in flight that a point asks for, however much memory there is.
+/// Micro-batches in flight that a point requests, however much memory there is.
 int QuickPlay::wish(int stage) const {
   if (!point_->limits.empty()) return std::min(all_, point_->limits[stage]);
   const int least = rules.has_one_stage_each() ? 1 : point_->groups();
@@ -291,7 +291,7 @@ double QuickPlay::play(double limit_s) {
   return stuck ? kInfinity : end_s();
 }
 
-/// When all is summed and stepped, with the period of the micro-batches that were left out.
+/// Time when all is summed and stepped, with the period of the micro-batches that were left out.
 double QuickPlay::end_s() const {
   double end_s = 0;
   for (const Group& group : groups_) {
@@ -308,7 +308,7 @@ double QuickPlay::end_s() const {
   return end_s + (all_ - count_) * std::max(period_s, period_s_);
 }
 
-/// Whether the input of a stage's next forward or backward is there; else when it will be.
+/// Return whether the input of a stage's next forward or backward is there; else lower `soonest_s`.
 bool QuickPlay::is_ready(bool forward, int stage, double now_s, double& soonest_s) const {
   const Progress& done = progress_[stage];
   const std::size_t k = static_cast<std::size_t>(stage) * count_ + (forward ? done.forwards : done.backwards);
@@ -318,7 +318,7 @@ bool QuickPlay::is_ready(bool forward, int stage, double now_s, double& soonest_
   return at_s <= now_s;
 }
 
-/// What a group does next, by the rules above.
+/// Return the next action of a group, by the rules above.
 std::pair<QuickPlay::Action, int> QuickPlay::next_of(int g, double now_s, double& soonest_s) const {
   const Group& group = groups_[g];
   if (is_strict()) {
@@ -407,7 +407,7 @@ void QuickPlay::end_action(int g, double now_s) {
   if (s == 0) drained_s_.push_back(now_s);
 }
 
-/// How long a bucket that began during the last backward keeps gradients from being sent.
+/// Seconds for which a bucket that began during the last backward blocks the sending of gradients.
 double QuickPlay::blocked_s(int stage, double now_s) const {
   const StageCost& cost = cost_[stage];
   double start_s = now_s - cost.early_s;
@@ -525,7 +525,8 @@ void QuickPlay::save_where_short(Point& point, int recompute) {
   }
 }
 
-/// Whether more memory could let a group hold more micro-batches of the last point in flight.
+/// Return whether more memory would let a group have more of the last point's micro-batches in
+/// flight.
 bool QuickPlay::is_short(int group) const {
   if (!rules.has_one_stage_each()) {
     double bytes = 0;

@@ -59,7 +59,7 @@ class QuickPlay {
   };
   /// The engines and ports that a message occupies, filled up with `nothing()`.
   using Uses = std::array<int, 4>;
-  /// What one device sends another for each micro-batch, and the micro-batches that wait.
+  /// Message of one device to another for each micro-batch, and the micro-batches that wait.
   struct Message {
     int stage;  // that waits for it
     bool forward;

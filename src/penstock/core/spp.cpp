@@ -27,7 +27,7 @@ SppState& SppTable::state(int stages, int lo, Window window) {
   return states_[place * asked_.widths() + window.number];
 }
 
-/// Where `least_` and `floor_` of so many stages from a block on begin.
+/// Index in `least_` and `floor_` where those of `stages` stages from a block on begin.
 std::size_t SppTable::behind(int stages, int position) const {
   const std::size_t row = static_cast<std::size_t>(stages) * (asked_.blocks + 1) + position;
   return row * costs_.cuts();
@@ -68,7 +68,7 @@ double SppTable::least_own_s(const Group& group, Run run) const {
   return costs_.after_s(group, run) + asked_.micro_batches * costs_.micro_batch_s(group, run);
 }
 
-/// A stage with so many stages from itself to the end; infinitely slow if it does not fit.
+/// A stage with `stages` stages from itself to the end; infinitely slow if it does not fit.
 SppTable::Stage SppTable::stage_of(const Group& group, Run run, int stages) const {
   const int depth = asked_.depths[stages];
   const Fit fit = costs_.fit(group, run, depth, asked_.recompute);
@@ -83,7 +83,7 @@ SppTable::Stage SppTable::stage_of(const Group& group, Run run, int stages) cons
 ///
 /// A stage's own seconds never shrink as its end moves up, and the floor of the rest never grows.
 /// The search starts at the end where they meet. It goes up until the stage alone takes too long,
-/// then down until the rest alone does. Most states have no plan of so many stages at all.
+/// then down until the rest alone does. Most states have no plan of k stages at all.
 void SppTable::extend(Window window, int k, int lo) {
   const Group& group =
       costs_.groups[asked_.groups[window.position * asked_.widths() + window.number]];

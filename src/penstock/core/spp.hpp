@@ -7,7 +7,7 @@
 
 namespace penstock {
 
-/// What a table is filled for. A window of the line is `position * widths + number`, its group of
+/// Parameters of a table. A window of the line is `position * widths + number`, its group of
 /// devices in `groups`, -1 where the line ends before it does; `depths[k]` are the micro-batches in
 /// flight of a stage with k stages from itself to the end.
 struct SppQuestion {

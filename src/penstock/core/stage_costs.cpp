@@ -52,7 +52,7 @@ double StageCosts::slowest_s(const std::vector<Affine>& sums, Run run) const {
   const Affine each = sums[run.hi] - sums[run.lo];
   double most_s = 0, rows = 0, speed = 0;
   for (const ReplicaKind& kind : group_.kinds) {
-    if (kind.rows == rows && kind.speed == speed) continue;  // mostly all are alike
+    if (kind.rows == rows && kind.speed == speed) continue;  // mostly all equal
     rows = kind.rows;
     speed = kind.speed;
     most_s = std::max(most_s, each.at(rows) * (group_.crowding / speed));

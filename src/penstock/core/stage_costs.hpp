@@ -1,4 +1,4 @@
-// What a stage costs on any devices, since walks change the sets of devices at every step: rows,
+// Costs of a stage on any devices, since walks change the sets of devices at every step: rows,
 // memory, and when gradients are summed.
 #pragma once
 

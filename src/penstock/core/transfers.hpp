@@ -29,7 +29,7 @@ struct MessageLoad {
   double seconds(Affine bytes) const {
     return latency_s + s_per_byte * bytes.fixed + s_per_row_byte * bytes.each;
   }
-  /// Whether no term is less than that of another load.
+  /// Return whether no term is less than that of another load.
   bool outweighs(const MessageLoad& other) const {
     return latency_s >= other.latency_s && s_per_byte >= other.s_per_byte &&
            s_per_row_byte >= other.s_per_row_byte;
@@ -46,7 +46,7 @@ class Transfers {
   /// `penstock.costs.stage_costs.split_concat_s`.
   void loads(int sender, int receiver, std::vector<MessageLoad>& found);
 
-  /// Seconds of a transfer of so many bytes.
+  /// Seconds of a transfer of `bytes`.
   static double seconds(const std::vector<MessageLoad>& loads, Affine bytes);
 
  private:

@@ -7,7 +7,7 @@
 
 namespace penstock {
 
-/// When each action of the first iteration starts that sends messages, if all actions last one unit
+/// Starts of the actions of the first iteration that send messages, if all actions last one unit
 /// and each starts as soon as it can; -1 if it never does. By instance and direction (backwards
 /// first), then by micro-batch.
 std::vector<std::vector<int>> Play::unit_times() const {
@@ -23,7 +23,7 @@ std::vector<std::vector<int>> Play::unit_times() const {
   std::vector<std::int64_t> next(orders_.start.begin(), orders_.start.end() - 1);
   std::vector<int> free(groups);
 
-  // Whether the next action of a group has all that it needs; then it is done.
+  // Count the next action of a group as done if it has all that it needs; return whether it had.
   const auto proceeds = [&](int group) {
     if (next[group] == orders_.start[group + 1]) return false;
     const Action action = orders_.actions[next[group]];
@@ -51,7 +51,7 @@ std::vector<std::vector<int>> Play::unit_times() const {
   return times;
 }
 
-/// Which lane each device turns to, message after message.
+/// Set the lanes that each device turns to, message after message.
 void Play::make_turns() {
   struct Planned {
     int iteration, time, device, lane;

@@ -1,4 +1,4 @@
-// What the parts of a plan cost. Each part is made once, and every plan that has it uses it.
+// Costs of the parts of a plan. Each part is made once, and every plan that has it uses it.
 #pragma once
 
 #include <array>
@@ -10,7 +10,7 @@
 
 namespace penstock {
 
-/// What a stream does. `wait` and `hold` take no time and are only in streams of forwards that run
+/// Actions of a stream. `wait` and `hold` take no time and are only in streams of forwards that run
 /// beside backwards: they wait for a step, and for actions of the other stream.
 enum class Kind { forward, backward, backward_input, backward_weight, recompute, step, wait, hold };
 inline constexpr int kTimedKinds = 6;
@@ -32,14 +32,14 @@ struct StageMemory {
   double fixed_bytes, saved_bytes, input_bytes, workspace_bytes;
 
   bool operator==(const StageMemory&) const = default;
-  /// Bytes while nothing runs: so many micro-batches have all saved, or their inputs only.
+  /// Bytes while nothing runs: `saved` micro-batches have all saved, `inputs` their inputs only.
   double at(int saved, int inputs) const {
     return fixed_bytes + saved * saved_bytes + inputs * input_bytes;
   }
 };
 
-/// What each instance on a device holds while an action of the instance in place `running` runs:
-/// how many micro-batches with everything saved, and how many with inputs only.
+/// Micro-batches of each instance on a device while an action of the instance in place `running`
+/// runs: the number with everything saved, and the number with inputs only.
 struct Holding {
   int running;
   std::vector<std::pair<int, int>> held;
@@ -74,7 +74,7 @@ struct Ports {
   std::vector<int> outgoing, incoming;
 };
 
-/// What some devices sum after a last backward, through which ports.
+/// Gradients that some devices sum after a last backward, and their ports.
 struct Gradients {
   std::vector<GradientShare> shares;
   Ports ports;
@@ -154,7 +154,7 @@ struct Parts {
   bool in_order;  // a device's messages pass one after another, in the planned order
 };
 
-/// Whether every device has enough memory for all its replicas.
+/// Return whether every device has enough memory for all its replicas.
 bool fits(const Parts& parts, const Orders& orders);
 
 }  // namespace penstock

@@ -1,1 +1,1 @@
-"""What plans cost: seconds and bytes of stages, what fits, and bounds of any order."""
+"""Costs of plans: seconds and bytes of stages, what fits, and bounds of any order."""

@@ -63,7 +63,7 @@ def as_deep_as_fits(problem: PlanningProblem, plan: Plan) -> Plan | None:
 
 
 def plan_fits(problem: PlanningProblem, plan: Plan) -> bool:
-    """Whether every device of a plan has the memory for its stage."""
+    """Return whether every device of a plan has the memory for its stage."""
     depths = zip(plan.stages, depths_of(plan), strict=True)
     return all(stage_fits(problem, stage, in_flight) for stage, in_flight in depths)
 
@@ -86,7 +86,7 @@ def with_needed_recompute(problem: PlanningProblem, plan: Plan) -> Plan:
 
 
 def stage_fits(problem: PlanningProblem, stage: Stage, in_flight: int) -> bool:
-    """Whether all devices of a stage have the memory for so many micro-batches in flight."""
+    """Return whether all devices of a stage have memory for ``in_flight`` micro-batches."""
     limits = [problem.cluster.devices[device].memory_bytes for device in stage.devices]
     return all(
         device_memory_bytes(problem, stage, rows, in_flight) <= limit

@@ -1,4 +1,4 @@
-"""Why no plan fits, and the smallest changes with which one would."""
+"""Reasons why no plan fits, and the smallest changes with which one would."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

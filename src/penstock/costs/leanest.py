@@ -1,4 +1,4 @@
-"""Whether any pipeline fits in memory: a search by memory alone, fast for a thousand devices."""
+"""Search by memory alone for any pipeline that fits, fast for a thousand devices."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from penstock.plan.row_split import split_rows
 from penstock.schedule.registry import FAMILIES
 
 ALL_WIDTHS = 32
-"""Stages of up to so many replicas are tried for every number of them, wider ones by doubling."""
+"""Stages of up to this number of replicas are tried at every width, wider ones by doubling."""
 
 MOST_WORK = 2_000_000_000
 """`all_runs` is tried if devices, widths, stages and pairs of layers are no more than this."""
@@ -26,7 +26,7 @@ Run: TypeAlias = tuple[range, range]
 """The layers of a stage, and the positions of its devices."""
 
 Load: TypeAlias = frozenset[tuple[int, float, int]]
-"""Of each kind of a window's devices: its rows, its bytes of memory, how many share the stage."""
+"""Kinds of a window's devices: rows, bytes of memory, number of devices that share the stage."""
 
 
 @dataclass(frozen=True)
@@ -181,17 +181,17 @@ class LeanestSearch:
         return Stage(layers, tuple(places), rows, recompute=whole, by_block=by_block)
 
     def ways_to_recompute(self, depth: int) -> list[tuple[bool, bool]]:
-        """Whether a stage recomputes as a whole, and by block: what is allowed and saves memory."""
+        """Pairs of recompute as a whole, and by block, that are allowed and save memory."""
         first, *others = self.problem.recompute_ways
         return [first, *(way for way in others if way != (True, False) or depth > 1)]
 
     def reach(self, load: Load, depth: int, ends: Integers) -> Integers:
-        """For each end the least first layer of a run that fits; one past the last if none does."""
+        """The least first layer of a run that fits, by end; one past the last if none does."""
         fits = self.runs_that_fit(load, depth, ends)
         return np.where(fits.any(axis=0), fits.argmax(axis=0), len(fits))
 
     def runs_that_fit(self, load: Load, depth: int, ends: Integers) -> NDArray[np.bool_]:
-        """Whether the layers from each first layer (rows) to each end (columns) fit on a window."""
+        """Return whether layers from each first one (rows) to each end (columns) fit a window."""
         layers = len(self.problem.profile.layers)
         real = np.minimum(ends, layers)
         # All devices of a stage do the same.
@@ -202,7 +202,7 @@ class LeanestSearch:
     def fitting(
         self, load: tuple[int, float, int], depth: int, ends: Integers
     ) -> list[NDArray[np.bool_]]:
-        """Which runs to ``ends`` fit in each of the `ways_to_recompute`.
+        """Masks of the runs to ``ends`` that fit in each of the `ways_to_recompute`.
 
         ``load`` is that of a device. The formula is `device_memory_bytes` of `stage_costs`.
         """
@@ -228,7 +228,7 @@ class LeanestSearch:
 
 
 def widths_for(size: int, devices: int) -> list[int]:
-    """How many replicas a stage may have: no more than rows of a micro-batch, or devices."""
+    """Numbers of replicas that a stage may have: at most the rows of a micro-batch, or devices."""
     most = min(size, devices)
     doubled = [2**k for k in range(most.bit_length()) if 2**k > ALL_WIDTHS]
     return sorted({*range(1, min(most, ALL_WIDTHS) + 1), *doubled, most})

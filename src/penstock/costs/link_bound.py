@@ -62,7 +62,7 @@ class Core:
 
 @dataclass(frozen=True)
 class Hosts:
-    """Of every host: its speed, its memory, and its links to other hosts.
+    """Speed, memory and links to other hosts of every host.
 
     ``rates`` is the best of these links. ``passed`` are the bytes that all of them carry in a
     second, both ways together; a sum of gradients keeps at least ``blocked`` of them.
@@ -114,7 +114,7 @@ class CoreWork:
     forwards_s: float
 
     def is_enough(self, time_s: float) -> bool:
-        """Whether all hosts together can do the core's work, as far as the argument shows."""
+        """Return whether all hosts together can do the core's work, as far as argued."""
         time_s *= 1 + ROUNDING
         hosts, most_s = self.hosts, self.hosts.speeds * time_s
         summing_s = max(0.0, time_s - self.forwards_s) * hosts.passed / hosts.blocked
@@ -130,12 +130,12 @@ class CoreWork:
         return missing_s <= largest(gains_s[fits], whole)
 
     def alone(self, time_s: float) -> int:
-        """How many hosts may hold some layer alone, where none holds the whole core."""
+        """The number of hosts that may hold some layer alone, where none holds the whole core."""
         ends = np.maximum(0.0, 2 * self.rows - self.hosts.passed * time_s / self.row_bytes)
         return int((np.cumsum(np.sort(ends[ends <= self.rows])) <= 2 * self.rows).sum())
 
     def shared_s(self, time_s: float, most_bytes: Floats) -> Floats:
-        """The most work of each host that shares all its layers, of at most so many bytes.
+        """The most work of each host that shares all its layers, of at most ``most_bytes``.
 
         A host that has all layers before ``start`` and a part of the next one, ``z`` bytes in all,
         computes ``kept + rate (z - start)`` seconds for a row, and ``(able - z) / each`` rows. The
@@ -151,7 +151,7 @@ class CoreWork:
         return (rows * (kept + rate * (z - start[:-1]))).max(axis=1)
 
     def layers_within(self, most_bytes: float) -> tuple[Floats, Floats, Floats]:
-        """Where each layer of at most so many bytes starts, the work before, and its work a byte.
+        """The start of each layer of at most ``most_bytes``, the work before, and its work a byte.
 
         Layers without parameters come before all others, and a layer of nothing comes last.
         """
@@ -219,7 +219,7 @@ def least_time(work: CoreWork, floor_s: float) -> float:
 
 
 def cores_of(profile: ModelProfile, most_rows: int, work_s: Sequence[float]) -> Iterator[Core]:
-    """For each number of bytes the path of most work whose tensors all have at least so many."""
+    """The paths of most work whose tensors all have at least a size, for each size of tensors."""
     tensors = sent_tensors(profile, most_rows)
     for least in sorted({size for size, _, _ in tensors}):
         path_s, before = list(work_s), [-1] * len(work_s)

@@ -1,6 +1,6 @@
 """Times that no plan can beat; and for one plan, the time that no order of its work beats.
 
-The latter is fast enough to ask for every plan.
+The latter is fast enough to compute for every plan.
 """
 
 from dataclasses import dataclass
@@ -86,7 +86,7 @@ def lower_bound(problem: PlanningProblem) -> LowerBound:
 
 
 def core_words(problem: PlanningProblem, core: Core) -> str:
-    """What the bound of links rests on, for readers."""
+    """Describe the core on which the bound of links rests."""
     layers, hosts = problem.profile.layers, len(problem.cluster.hosts)
     first, last = (layers[core.layers[end]].name for end in (0, -1))
     return (
@@ -141,7 +141,7 @@ def bound_of_size(problem: PlanningProblem, micro_batch_size: int) -> LowerBound
 
 
 def has_whole_backwards(problem: PlanningProblem) -> bool:
-    """Whether all schedules allowed have whole backwards and one stage a device."""
+    """Return whether all schedules allowed have whole backwards and one stage a device."""
     return all(FAMILIES[name].is_planned for name in problem.schedules)
 
 
@@ -156,7 +156,7 @@ def gap(iteration_s: float, bound_s: float) -> float:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the bounds of all plans of a problem share.
+    """Data that the bounds of all plans of a problem share.
 
     ``near``: for each cut the tensors made right before it, each with its nearest reader.
     ``receive_rates``: the best link into each device. ``any_streams``: some device sends a message
@@ -171,7 +171,7 @@ class Prepared:
 
 @remembered
 def prepare(problem: PlanningProblem) -> Prepared:
-    """What the bounds of all plans of ``problem`` share."""
+    """Compute what the bounds of all plans of ``problem`` share."""
     rates = link_matrices(problem.cluster).bytes_per_s
     np.fill_diagonal(rates, 0.0)
     return Prepared(
@@ -183,7 +183,7 @@ def prepare(problem: PlanningProblem) -> Prepared:
 
 
 def near_edges(profile: ModelProfile) -> tuple[tuple[Edge, ...], ...]:
-    """For each cut the tensors of the layer right before it, with their nearest readers."""
+    """The tensors of the layer right before each cut, with their nearest readers."""
     nearest: list[dict[str, Edge]] = [{} for _ in range(len(profile.layers) + 1)]
     for edge in sorted(profile.edges, key=lambda edge: edge.consumer):
         nearest[edge.producer + 1].setdefault(edge.tensor, edge)

@@ -85,7 +85,7 @@ def of_runs(sums: Floats) -> Floats:
 
 
 def runs_at(sums: Floats, samples: float) -> Floats:
-    """The cost of every run for so many samples, from sums up to each cut."""
+    """The cost of every run for ``samples`` samples, from sums up to each cut."""
     return of_runs(sums[FIXED]) + samples * of_runs(sums[EACH])
 
 

@@ -1,4 +1,4 @@
-"""What the devices of a stage divide: the bytes that each keeps, and passes that gather layers.
+"""Sharding of a stage over its devices: the bytes that each keeps, and passes that gather layers.
 
 With "optimizer" (ZeRO-1: Rajbhandari et al., SC 2020) as many bytes are sent as in an all-reduce.
 With "parameters" (ZeRO-3; Zhao et al., PyTorch FSDP, VLDB 2023) every layer is gathered before its

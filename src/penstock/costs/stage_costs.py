@@ -42,7 +42,7 @@ class Transfer:
 
 
 def depth_function(schedule: str) -> DepthFunction:
-    """How many micro-batches a stage of ``schedule`` keeps in flight.
+    """The function for the number of micro-batches that a stage of ``schedule`` keeps in flight.
 
     >>> depth_function("1f1b")(3, 8)
     3
@@ -68,7 +68,7 @@ def rows_by_speed(cluster: Cluster, devices: Sequence[int], rows: int) -> tuple[
 
 
 def run_bytes(problem: PlanningProblem, stage: Stage, rows: int) -> RunBytes:
-    """Return what a replica keeps of a micro-batch of which it has so many rows."""
+    """Return what a replica keeps of a micro-batch of which it has ``rows`` rows."""
     layers = stage.layers
     return recalled(
         problem,

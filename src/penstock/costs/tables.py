@@ -33,7 +33,7 @@ OfGroup: TypeAlias = tuple[float, float, list[AllReduceCost]]
 
 
 RECOMPUTE_MODES = {"auto": 0, "on": 1, "off": 2}
-"""Whether stages recompute, for the core: where memory asks for it, all of them, none."""
+"""Numbers of recompute modes in the core: where memory requires it, all stages, none."""
 
 FULL, RECOMPUTES = -1, 1
 """A stage on its devices does not fit, or recomputes; 0: it keeps its activations."""
@@ -67,13 +67,13 @@ class ChainCosts:
     @cached_property
     def by_block(self) -> "ChainCosts":
         """The same where all stages recompute by block."""
-        # Costs do not depend on schedules, and what would fit is asked for others than these.
+        # Costs do not depend on schedules, and what would fit is queried for others than these.
         freer = replace(self.problem, schedules=PlanningProblem.schedules)
         return ChainCosts(in_blocks(freer), self.cuts)
 
     @property
     def layers(self) -> int:
-        """How many runs there are between neighbouring cuts."""
+        """The number of runs between neighbouring cuts."""
         return len(self.cuts) - 1
 
     def layers_of(self, lo: int, hi: int) -> range:
@@ -82,7 +82,7 @@ class ChainCosts:
 
     @cached_property
     def has_workspace(self) -> bool:
-        """Whether any layer needs any."""
+        """True if any layer needs workspace."""
         return any(layer.workspace_bytes != Affine() for layer in self.problem.profile.layers)
 
     @cached_property
@@ -129,7 +129,7 @@ class ChainCosts:
         return GroupCosts(self.runs, workspaces, made)
 
     def workspace(self, rows: int) -> Floats:
-        """The largest workspace of each run, for so many rows."""
+        """The largest workspace of each run, for ``rows`` rows."""
         if rows not in self.workspaces:
             table = workspace_table(self.problem.profile, rows)
             cuts = np.array(self.cuts)

@@ -1,4 +1,4 @@
-"""What choices about a stage's memory run with what: one table, for planning and the runtime.
+"""Choices about a stage's memory and their conflicts: one table, for planning and the runtime.
 
 choice                     what the devices of a stage do
 optimizer                  divide the optimizer's state (ZeRO-1)
@@ -43,11 +43,11 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("blocks", "split backwards"): "each half would need the activations",
     ("blocks", "no flush"): "the second forward would see other weights",
 }
-"""Which choice is refused with which use (see `penstock.runtime.conflicts`), and why."""
+"""Refused pairs of a choice and a use (see `penstock.runtime.conflicts`), and why."""
 
 
 def choices_of(stage: Stage) -> tuple[str, ...]:
-    """Which of `CHOICES` a stage has."""
+    """Those of `CHOICES` that a stage has."""
     return tuple(filter(None, (stage.sharding, "blocks" * stage.by_block)))
 
 
@@ -69,7 +69,7 @@ def kinds_of_schedule(name: str) -> tuple[str, ...]:
 
 
 def choice_refusal(choice: str, schedule: str, *, tied: bool = False) -> str:
-    """Why a stage cannot have a choice under a schedule, in words; empty if it can.
+    """Return why a stage cannot have a choice under a schedule, in words; empty if it can.
 
     ``choice`` is one of `CHOICES`, thus also what `Stage.sharding` may be, or empty for none.
     ``tied``: it has a parameter that another stage uses.

@@ -9,11 +9,11 @@ SHARDED = {"": "DDP", "optimizer": "ZeRO-1", "parameters": "FSDP"}
 """The field's words for replicas that divide nothing, or what `Stage.sharding` names."""
 
 MOST_NAMED = 6
-"""Up to so many numbers of replicas are named one by one."""
+"""The most numbers of replicas that are named one by one."""
 
 
 def plan_words(plan: Plan, device: str = "device") -> str:
-    """What a plan does, on what computes: a "device", or a "worker".
+    """Describe a plan; ``device`` names what computes: a "device", or a "worker".
 
     >>> from penstock.plan.plan import Stage
     >>> parts = tuple(Stage(range(k, k + 1), (0, 1), (8, 8)) for k in range(3))
@@ -63,13 +63,13 @@ def plan_html(plan: Plan, caption: str) -> str:
 
 
 def micro_batch_words(plan: Plan) -> str:
-    """How many micro-batches there are, and of how many samples."""
+    """The number of micro-batches and of their samples, in words."""
     samples = counted(plan.micro_batch_size, "sample")
     return f"{counted(plan.micro_batches, 'micro-batch')} of {samples}"
 
 
 def parallel_words(plan: Plan, device: str) -> list[str]:
-    """How the work is divided among the devices."""
+    """Describe how the work is divided among the devices."""
     stages, groups = len(plan.stages), plan.device_groups
     ranks = sorted({len(plan.ranks_of(member)) for member in plan.devices})
     of_ranks = [f"each {device} is {' or '.join(map(str, ranks))} ranks"] if ranks != [1] else []

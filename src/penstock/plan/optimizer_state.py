@@ -1,4 +1,4 @@
-"""What an optimizer keeps of each parameter, by the names that people know."""
+"""State that an optimizer keeps of each parameter, by the common name of the optimizer."""
 
 from math import isfinite
 

@@ -1,6 +1,6 @@
 """The order of work of a plan, made by its schedule; and what of it the runtime carries out.
 
-Planning asks the latter before it chooses, the runtime before it runs.
+Planning checks the latter before it chooses, the runtime before it runs.
 """
 
 from dataclasses import replace
@@ -33,7 +33,7 @@ def order_of(plan: Plan) -> Schedule:
 
 
 def has_forwards_first(schedule: Schedule, stage: int) -> bool:
-    """Whether a stage has all its forwards before its first backward.
+    """Return whether a stage has all its forwards before its first backward.
 
     >>> from penstock.schedule.families.early_backward import gpipe, one_f_one_b
     >>> from penstock.schedule.shape import PipelineShape
@@ -49,13 +49,13 @@ def has_forwards_first(schedule: Schedule, stage: int) -> bool:
 
 
 def updates_per_batch(plan: Plan) -> int:
-    """How many times each stage updates its weights in a batch; 0 if it waits for a flush."""
+    """The number of weight updates of each stage in a batch; 0 if it waits for a flush."""
     per_update = order_of(plan).weights.micro_batches_per_update
     return plan.micro_batches // per_update if per_update else 0
 
 
 def blocks_refusal(schedule: str) -> str:
-    """Why stages cannot recompute by block under a schedule, in words; empty if they can.
+    """Return why stages cannot recompute by block under a schedule, in words; empty if they can.
 
     >>> blocks_refusal("1f1b"), blocks_refusal("zb-h1")
     ('', 'splits backwards: each half would need the activations')
@@ -68,7 +68,7 @@ INSTEAD = {
     "parameters": ("divides its parameters", "divide only the optimizer's state"),
     "blocks": ("recomputes by block", "recompute the whole stage"),
 }
-"""What a stage does by each choice, and what it could do instead."""
+"""The action of a stage and its alternative, in words, by choice."""
 
 
 def check_choices(plan: Plan) -> None:
@@ -90,7 +90,7 @@ NOT_AS_SIMULATED = frozenset({"fbp-as"})
 def schedule_refusal(
     schedule: str, *, norms: bool = False, whole_loss: bool = False, tensor_groups: bool = False
 ) -> str:
-    """Why the runtime does not carry out a schedule, in words; empty if it does.
+    """Return why the runtime does not carry out a schedule, in words; empty if it does.
 
     ``norms``: layers have batch normalisation. ``whole_loss``: the loss is computed on all samples
     of a step at once. ``tensor_groups``: stages are on tensor groups.
@@ -113,5 +113,5 @@ def schedule_refusal(
 
 
 def stage_refusal(*, norms: bool, ranks: int) -> str:
-    """Why a group of so many ranks cannot run a stage, in words; empty if it can."""
+    """Return why a group of ``ranks`` ranks cannot run a stage, in words; empty if it can."""
     return "has batch normalisation" if norms and ranks > 1 else ""

@@ -21,7 +21,7 @@ FORMS = (
     "'LAYERS: alone', 'LAYERS: together', 'LAYERS: stage 2', 'LAYERS: devices 0-3', "
     "'stage 2: devices 0-3', 'stages: 4', 'stages: equal' or 'micro-batch: 8'"
 )
-"""What a pin may say."""
+"""The forms of a pin, in words."""
 
 NUMBERS = re.compile(r"\d+(-\d+)?(, *\d+(-\d+)?)*")
 MOST_DIGITS = 9
@@ -33,7 +33,7 @@ class Pin:
 
     ``layers`` stand on one stage: ``alone`` there, on the one numbered ``stage``, on exactly
     ``devices``, or only together. Without layers, ``devices`` are those of ``stage``, ``stages`` is
-    the number of all stages, ``equal`` asks for numbers of layers that differ by at most 1 (stages
+    the number of all stages, ``equal`` requires numbers of layers that differ by at most 1 (stages
     that are alone by a pin do not count), and ``micro_batch_size`` is that of the plan. -1, 0 and
     empty: not fixed.
     """
@@ -76,7 +76,7 @@ def read_pin(text: str, profile: ModelProfile, cluster: Cluster) -> Pin:
 
 
 def read_pins(given: Sequence[str]) -> tuple[str, ...]:
-    """The texts of pins, where TOML files stand for their table ``[pins]``.
+    """The texts of pins, where TOML files represent their table ``[pins]``.
 
     A key is what is pinned, its value how: ``"lm_head" = "alone"``, ``stages = 4``, or a list.
     """
@@ -144,14 +144,14 @@ def layers_named(subject: str, text: str, profile: ModelProfile) -> range:
 
 
 def is_part_of(layer: str, name: str) -> bool:
-    """Whether a layer has a name or is part of the module of that name."""
+    """Return whether a layer has a name or is part of the module of that name."""
     return layer == name or layer.startswith(f"{name}.") or fnmatchcase(layer, name)
 
 
 def allowed_runs(
     pins: Sequence[Pin], starts: Numbers, stops: Numbers, stage: Numbers, stages: int, layers: int
 ) -> NDArray[np.bool_]:
-    """For each run of layers, whether it may be a stage of that number (of all ``stages``)."""
+    """A mask of the runs of layers that may be a stage of that number (of all ``stages``)."""
     allowed = np.asarray(starts < stops)
     is_alone = np.zeros_like(allowed)
     for pin in pins:

@@ -1,4 +1,4 @@
-"""Which layers run where, on how many rows, in which order of work."""
+"""Plans: the layers, devices and rows of each stage, and the schedule."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -13,7 +13,7 @@ MOST_MICRO_BATCHES = 65_536
 """The most micro-batches of an iteration."""
 
 SHARDINGS = ("", "optimizer", "parameters")
-"""What the devices of a stage may divide; see `Stage`."""
+"""Kinds of state that the devices of a stage may shard; see `Stage`."""
 
 MOST_RANKS = 64
 """The most ranks of a tensor group that a planner may choose."""
@@ -54,12 +54,12 @@ class Stage:
 
     @property
     def replicas(self) -> int:
-        """How many devices share the stage."""
+        """The number of devices that share the stage."""
         return len(self.devices)
 
 
 StateOn: TypeAlias = Literal["device", "host"]
-"""Where optimizers have their state, and step."""
+"""The place where optimizers have their state, and step."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -114,7 +114,7 @@ class Plan:
 
     @cached_property
     def known_hash(self) -> int:
-        """The hash of what tells plans apart."""
+        """The hash of the fields by which plans differ."""
         order = self.schedule, self.in_flight_limit, self.costs, self.memory_bytes
         return hash((self.stages, self.micro_batches, order, self.tensor_groups))
 
@@ -160,7 +160,7 @@ class Plan:
 
     @property
     def mirrored(self) -> bool:
-        """Whether the schedule holds every stage twice, on its own devices and the opposite's."""
+        """True if the schedule holds every stage twice, on its own devices and the opposite's."""
         family = FAMILIES.get(self.schedule)
         return family is not None and family.placement == "mirrored"
 
@@ -360,7 +360,7 @@ def check_turns(plan: Plan, index: int) -> None:
 
 
 def rank_pairs(senders: Sequence[int], receivers: Sequence[int]) -> list[tuple[int, int]]:
-    """For each rank of the receiving device, the rank of the sending device that sends to it.
+    """Pairs of the rank of the sending device and the rank of the receiving device, by receiver.
 
     >>> rank_pairs((0, 1), (4,)), rank_pairs((4,), (0, 1)), rank_pairs((0, 1), (0, 1))
     ([(0, 4)], [(4, 0), (4, 1)], [(0, 0), (1, 1)])

@@ -17,7 +17,7 @@ from penstock.words import html_table
 
 MEMORY_RESERVE = 0.05
 """By default, the share of each device's memory that plans leave free: for the allocator's gaps,
-and for what a profile does not know."""
+and for what a profile does not record."""
 
 LARGEST_BATCH = 10_000_000
 """The most samples of a global batch."""
@@ -26,26 +26,26 @@ AS_FAST = 0.002
 """By default, plans that are slower than the best by at most this share count as equally fast."""
 
 PREDICTION_ERROR, SHARED_CORES_ERROR = 0.03, 0.05
-"""Where a plan is to be trained, those that are slower than the best by at most this share count as
-equally fast: by so much measured runs differ from their predictions, and most of them are slower,
-the more devices and stages they have (`benchmarks/prediction/README.md`). The second holds where
-ranks share cores, for which they wait after every message."""
+"""Shares of the best time by which plans to be trained may be slower and count as equally fast.
+Measured runs differ from their predictions by that much, and most of them are slower, the more
+devices and stages they have (`benchmarks/prediction/README.md`). The second holds where ranks share
+cores, for which they wait after every message."""
 
 StateChoice: TypeAlias = Literal["auto", "device", "host"]
-"""Where optimizers have their state and step: where a plan is faster or possible, on the devices,
-or in host memory."""
+"""The place of optimizer state and step: that with which a plan is faster or possible, the devices,
+or host memory."""
 
 RecomputeChoice: TypeAlias = Literal["auto", "on", "off"]
-"""Whether whole stages recompute: where memory asks for it, all of them, none."""
+"""Recompute of whole stages: where memory requires it, all of them, none."""
 
 BlockChoice: TypeAlias = Literal["no", "allowed", "always"]
-"""Whether stages recompute by block: none, where it makes a plan faster or possible, all."""
+"""Recompute by block: no stage, where it makes a plan faster or possible, all stages."""
 
 AskedRecompute: TypeAlias = Literal["auto", "stage", "on", "blocks", "off"]
-"""What people ask for of recompute; `penstock.planning.planning_problem` explains it."""
+"""The recompute option of users; `penstock.planning.planning_problem` explains it."""
 
 ShardingChoice: TypeAlias = Literal["auto", "off", "optimizer", "parameters"]
-"""What the devices of stages divide: where it makes a plan faster or possible anything, nothing,
+"""State that the devices of stages shard: any where it makes a plan faster or possible, none,
 the optimizer's state in all stages, or the parameters too (`penstock.costs.sharding`)."""
 
 
@@ -139,18 +139,18 @@ class PlanningProblem:
 
     @property
     def recompute_choices(self) -> tuple[bool, ...]:
-        """Whether a stage may keep its activations, recompute them, or either: keeping first."""
+        """Whole recompute that a stage may have, as booleans: keeping its activations first."""
         return {"auto": (False, True), "on": (True,), "off": (False,)}[self.recompute]
 
     @property
     def allows_blocks(self) -> bool:
-        """Whether a stage may recompute by block, or not, under some schedule."""
+        """True if a stage may recompute by block, or not, under some schedule."""
         may = self.recompute == "auto" and self.blocks == "allowed"
         return may and not all(map(blocks_refusal, self.schedules))
 
     @property
     def recompute_ways(self) -> tuple[tuple[bool, bool], ...]:
-        """Whether a stage may recompute as a whole, and by block: keeping everything first."""
+        """Pairs of recompute as a whole, and by block, that a stage may have: keeping all first."""
         if self.blocks == "always":
             return ((False, True),)
         whole = tuple((recompute, False) for recompute in self.recompute_choices)
@@ -158,12 +158,12 @@ class PlanningProblem:
 
     @property
     def shardings(self) -> tuple[str, ...]:
-        """What the devices of a stage may divide, as `Stage.sharding` says it."""
+        """Values of `Stage.sharding` that a stage may have."""
         every = {"auto": ("", "optimizer", "parameters"), "off": ("",)}
         return every.get(self.sharding, (self.sharding,))
 
     def sharding_of(self, stage: Stage) -> str:
-        """What the devices of a stage divide: what the stage says, or what the problem asks for."""
+        """The sharding of a stage: its own, or the one that the problem requires."""
         if stage.sharding or self.sharding in ("auto", "off") or stage.replicas < 2:
             return stage.sharding
         return self.sharding
@@ -210,7 +210,7 @@ def in_blocks(problem: PlanningProblem) -> PlanningProblem:
     """The problem of plans that recompute by block on all stages, as plans that keep everything.
 
     A planner solves it like any other; `penstock.plan.plan.with_recompute` turns its plans into
-    those meant. Only schedules that can recompute by block are left.
+    those by block. Only schedules that can recompute by block are left.
     """
     able = schedules_for(problem, "blocks", "--recompute blocks", "--recompute stage")
     profile = problem.profile.by_block
@@ -303,7 +303,7 @@ def foreign_kinds(profile: ModelProfile, cluster: Cluster) -> list[str]:
 
 
 def may_be(kind: str, own: str) -> bool:
-    """Whether two names of devices may be those of one kind."""
+    """Return whether two names of devices may be those of one kind."""
     (model, memory), (own_model, own_memory) = map(model_and_memory, (kind, own))
     return (own_model <= model or model <= own_model) and same_memory(memory, own_memory)
 
@@ -325,7 +325,7 @@ Planner: TypeAlias = Callable[[PlanningProblem, Score], Plan]
 
 
 MOST_ANSWERS = 100_000
-"""So many answers of each kind are kept."""
+"""The most cached answers of each kind."""
 
 Answer = TypeVar("Answer")
 
@@ -362,7 +362,7 @@ def recalled(
 ) -> Answer:
     """The answer of a kind that the problem keeps under ``key``, or the one found now.
 
-    All others of the kind are forgotten where there are too many.
+    All others of the kind are dropped where there are too many.
     """
     known = cast("dict[object, Answer]", problem.known_answers.setdefault(kind, {}))
     answer = known.get(key)

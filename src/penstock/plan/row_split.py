@@ -1,4 +1,4 @@
-"""How the rows of a micro-batch are cut over replicas, and re-cut between two stages."""
+"""Split of the rows of a micro-batch over replicas, and re-split between two stages."""
 
 from bisect import bisect_right
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a plan trains each second, and what that costs."""
+"""Rates at which a plan trains, and their price."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Throughput:
     price_per_hour: float = 0.0
 
     def hours(self, samples: float) -> float:
-        """How long so many samples take."""
+        """Hours that ``samples`` samples take."""
         return samples / self.samples_per_s / HOUR_S if self.samples_per_s else inf
 
     @property
@@ -40,7 +40,7 @@ class Throughput:
 
     @property
     def more_words(self) -> list[str]:
-        """What is known besides the samples per second."""
+        """Known rates besides the samples per second, in words."""
         parts: list[str] = []
         if self.tokens_per_s:
             parts.append(f"{rate_words(self.tokens_per_s)} tokens/s")
@@ -72,7 +72,7 @@ def throughput_of(
     samples: int,
     iteration_s: float,
 ) -> Throughput:
-    """The rates of iterations of so many ``samples`` on the ``devices`` of a plan."""
+    """The rates of iterations of ``samples`` samples on the ``devices`` of a plan."""
     samples_per_s = samples / iteration_s if 0 < iteration_s < inf else 0.0
     peaks = [cluster.devices[device].peak_flops_per_s for device in devices]
     return Throughput(

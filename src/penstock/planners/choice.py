@@ -26,8 +26,8 @@ PATIENCE_IN_ACTIONS = 2_000_000
 """Simulated actions without an improvement after which the rest is not tried."""
 
 MOST_ACTIONS = 16_384
-"""Where only a few candidates are tried, those with more forwards than this (stages times
-micro-batches) come last: making and simulating their orders takes long."""
+"""Forwards (stages times micro-batches) beyond which candidates come last, where only a few are
+tried: making and simulating their orders takes long."""
 
 
 def best_candidate(

@@ -86,10 +86,10 @@ def expanded(candidates: Iterator[Candidate], cuts: Sequence[int]) -> Iterator[C
 
 
 MOST_BLOCKS = 64
-"""On more devices the planners place whole blocks of neighbours."""
+"""Number of devices above which the planners place whole blocks of neighbours."""
 
 ALL_WIDTHS = 16
-"""Up to so many blocks every width of a window is tried, on more blocks a few widths."""
+"""Up to this number of blocks every width of a window is tried, on more blocks a few widths."""
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,13 @@ MOST_CUTS = 100
 """Longer chains are cut at likely places only: a table grows with the square of the cuts."""
 
 MOST_BLOCKS = 16
-"""On more devices a stage takes whole blocks of neighbours."""
+"""Number of devices above which a stage takes whole blocks of neighbours."""
 
 CANDIDATES_OF_A_TABLE = 16
-"""How many of the best plans of a table become candidates."""
+"""The number of best plans of a table that become candidates."""
 
 SCORED = 60
-"""How many of all candidates, those with the least estimates, the simulator judges."""
+"""The number of candidates, those with the least estimates, that the simulator judges."""
 
 
 def dynamic_program(problem: PlanningProblem, score: Score) -> Plan:
@@ -76,7 +76,7 @@ def table_of(
 def candidates(table: PartitionTable, most: int = 0) -> Iterator[Candidate]:
     """The best plan for every number of stages on every end of the device order.
 
-    If ``most`` is not 0, only so many of the best.
+    If ``most`` is not 0, only the ``most`` best.
     """
     best_s = table.workloads()
     found = sorted((float(best_s[k, p]), int(k), int(p)) for k, p in np.argwhere(best_s < inf))

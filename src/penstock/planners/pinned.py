@@ -27,10 +27,10 @@ GROUPS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 64)
 """Numbers of device groups to try, where no pin says how many stages there are."""
 
 LEADING = 4
-"""How many of the best plans on different numbers of groups are tried under other schedules."""
+"""Number of the best plans, on different numbers of groups, tried under other schedules."""
 
 REORDERED = 3
-"""How many of the best of all plans get an order that is searched for, which takes long."""
+"""Number of the best of all plans that get an order that is searched for, which takes long."""
 
 ROUNDS = (1, 2, 3, 4)
 """Stages on each group of devices to try, as far as a schedule allows them."""
@@ -153,9 +153,9 @@ def device_sets(
     placement: Sequence[int],
     weights: Sequence[float],
 ) -> list[tuple[int, ...]]:
-    """The devices of each stage: pinned ones, and of the others as many as a group's weight says.
+    """The devices of each stage: pinned ones, and of the others a number by the group's weight.
 
-    Empty where pins ask for more than there is.
+    Empty where pins require more than there is.
     """
     fixed: dict[int, tuple[int, ...]] = {}
     for pin in pins:
@@ -184,7 +184,7 @@ def cuts_that_keep(
     size: int,
     by_memory: bool = False,
 ) -> tuple[int, ...]:
-    """Where stages begin and end if the largest is as small as pins allow; empty if none keep them.
+    """Cuts of stages whose largest is as small as pins allow; empty if none keep the pins.
 
     ``A(k + 1, j) = min over i < j of max(A(k, i), T(k, i, j))``, where ``T`` is the time of layers
     i..j-1 as stage k on its devices (or their bytes), and infinite where a pin forbids the run.
@@ -297,7 +297,7 @@ def stages_words(problem: PlanningProblem) -> str:
 
 
 def can_keep(problem: PlanningProblem, pins: Sequence[Pin]) -> bool:
-    """Whether some division into stages keeps all pins."""
+    """Return whether some division into stages keeps all pins."""
     sizes = {pin.micro_batch_size for pin in pins if pin.micro_batch_size}
     devices, layers = range(len(problem.cluster.devices)), len(problem.profile.layers)
     counts = [pin.stages for pin in pins if pin.stages] or range(1, min(layers, GROUPS[-1]) + 1)

@@ -23,7 +23,7 @@ from penstock.planners.slowest_stage import Loads, SlowestStage, slowest_stage
 TRIES = 2
 
 MOST_CUTS = 96
-"""Longer chains are cut at so many likely places only."""
+"""Longer chains are cut at this number of likely places only."""
 
 
 def piper(problem: PlanningProblem, score: Score) -> Plan:
@@ -54,7 +54,7 @@ def piper(problem: PlanningProblem, score: Score) -> Plan:
 
 
 def candidates(chain: ChainCosts, size: int, *, deep: bool) -> Iterator[Candidate]:
-    """For every number of devices (an end of the cluster's own order) the best plan."""
+    """The best plan for every number of devices (an end of the cluster's own order)."""
     problem = chain.problem
     schedule = "1f1b" if "1f1b" in problem.schedules else problem.schedules[0]
     line = device_line(tuple(range(len(problem.cluster.devices))), size)

@@ -28,4 +28,4 @@ OWN_SCHEDULES: dict[str, tuple[str, ...]] = {
     "bapipe": METHODS,
     "spp": (*PlanningProblem.schedules, "wavefront"),
 }
-"""What a planner chooses among by itself where that is not `PlanningProblem.schedules`."""
+"""Schedules that a planner chooses among by itself instead of `PlanningProblem.schedules`."""

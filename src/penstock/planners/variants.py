@@ -1,4 +1,4 @@
-"""What published planners propose where stages may shard, or recompute by block.
+"""Plans of published planners where stages may shard, or recompute by block.
 
 No planner of a paper has these choices. So it plans for a problem in which every stage has made one
 of them, and its plan is read as one that says so.
@@ -20,22 +20,22 @@ from penstock.planners.registry import STARTING_PLANNERS
 from penstock.schedule.registry import FAMILIES
 
 CHEAP = ("single-device", "data-parallel", "bapipe", "dapple", "spp")
-"""The planners that `search` asks for every problem."""
+"""The planners that `search` runs for every problem."""
 
 MOST_PAIRS = 1600
-"""Layers times devices up to which `search` asks `dapple` and `spp`: above that, they take longer
+"""Layers times devices up to which `search` runs `dapple` and `spp`: above that, they take longer
 than the search itself."""
 
 
 def plan_of_planner(name: str, make: Planner, problem: PlanningProblem, score: Score) -> Plan:
-    """Return the plan of a planner whose stages all shard and recompute by block as asked.
+    """Return the plan of a planner whose stages all shard and recompute by block as required.
 
     Where stages may do so or not, they do not shard. They recompute by block if nothing else fits,
     and in plans of one stage if that is faster.
 
     Raises:
         Infeasible: nothing fits.
-        BadInput: no schedule goes with what the problem asks for.
+        BadInput: no schedule goes with what the problem requires.
     """
     found, refusal = list[Plan](), None
     for blocks in sorted({by_block for _, by_block in problem.recompute_ways}):

@@ -42,9 +42,9 @@ def find_plan(
 ) -> Plan:
     """Return what the planner of that name proposes.
 
-    `search` lets every stage recompute and shard as it can. Published planners do not know these
-    choices; `penstock.planners.variants` says when they are tried all the same. Nor do they know
-    all schedules: for the others, their plan for the schedules that they know provides the devices
+    `search` lets every stage recompute and shard as it can. Published planners lack these
+    choices; `penstock.planners.variants` says when they are tried all the same. They also lack some
+    schedules: for those, their plan for the schedules that they support provides the devices
     (`penstock.search.search.rescheduled`).
 
     ``effort`` multiplies what `search` may simulate. After the time limit the best plan so far is
@@ -55,7 +55,7 @@ def find_plan(
 
     Raises:
         BadInput: no planner has the name, the profile does not say what a tensor group divides, or
-            a pin names devices where tensor groups are asked for.
+            a pin names devices where tensor groups are requested.
         Infeasible: nothing fits; the message says what would. Or no plan of the planner keeps the
             pins.
     """
@@ -170,7 +170,7 @@ def searched_plan(
 def published_plan(
     problem: PlanningProblem, planner: str, limited: Callable[[], Score], score: Score
 ) -> Plan:
-    """Return the best plan of a published planner, also under schedules that it does not know.
+    """Return the best plan of a published planner, also under schedules that it does not support.
 
     ``limited`` makes scores that are infinite for new plans after the deadline, once one fits.
     """
@@ -218,7 +218,7 @@ def check_groups(problem: PlanningProblem) -> None:
 
 
 def pins_refused(problem: PlanningProblem, planner: str, refusal: Infeasible) -> Infeasible:
-    """Why a planner found no plan: nothing fits at all, it cannot keep pins, or one is too much."""
+    """Return why a planner found no plan: nothing fits, it cannot keep pins, or one is too much."""
     free = replace(problem, pins=())
     if first_fitting(free, whole_chain(free)) is None:
         return refusal

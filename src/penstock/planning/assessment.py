@@ -1,4 +1,4 @@
-"""What is predicted of a plan, beside a proven bound and the times without a pipeline."""
+"""Prediction of a plan, next to a proven bound and the times without a pipeline."""
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -44,7 +44,7 @@ class Baselines:
 
 @dataclass(frozen=True, slots=True)
 class HostStatePrice:
-    """What optimizer state in host memory saves each device of a plan, and costs an iteration."""
+    """Bytes that optimizer state in host memory saves each device, and its cost in an iteration."""
 
     less_bytes: tuple[float, ...]
     seconds: float
@@ -100,16 +100,16 @@ class PlannedPipeline:
 
     @property
     def speedup_over_one_device(self) -> float:
-        """How many times faster than one device of enough memory."""
+        """Speedup over one device of enough memory."""
         return self.baselines.one_device_s / self.prediction.iteration_s
 
     @property
     def speedup_over_data_parallel(self) -> float:
-        """How many times faster than plain data parallelism; infinite where that cannot run."""
+        """Speedup over plain data parallelism; infinite where that cannot run."""
         return self.baselines.data_parallel_s / self.prediction.iteration_s
 
     def rival_words(self) -> str:
-        """How the plan compares with plain data parallelism, and with the best of its kinds."""
+        """Comparison with plain data parallelism, and with the best of its kinds, in words."""
         plain, best = self.speedup_over_data_parallel, best_rival(self.baselines.rivals)
         words = f"{plain:.2f}x DDP" if plain < inf else "DDP does not fit"
         if best and best != self.baselines.rivals[0]:
@@ -161,7 +161,7 @@ def finite(value: float) -> float | None:
 
 
 def baselines_of(problem: PlanningProblem, score: Score) -> Baselines:
-    """What the same problem takes on one device and with data parallelism alone, without pins."""
+    """Times of the same problem on one device and with data parallelism alone, without pins."""
     if problem.pins:
         problem = replace(problem, pins=())
         score = make_score(problem)

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NoAnswer:
-    """Why a planner returned neither a plan nor a refusal: it failed, or it took too long."""
+    """Reason for neither a plan nor a refusal of a planner: it failed, or it took too long."""
 
     reason: str
 
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """What a planner made of a problem with one schedule, or with `AUTO`."""
+    """Outcome of a planner for a problem with one schedule, or with `AUTO`."""
 
     planner: str
     asked_schedule: str
@@ -56,7 +56,7 @@ class Comparison:
 
     @property
     def schedule(self) -> str:
-        """The schedule of the plan; the one that was asked for where there is no plan."""
+        """The schedule of the plan; the requested one where there is no plan."""
         if isinstance(self.outcome, PlannedPipeline):
             return self.outcome.plan.schedule
         return self.asked_schedule
@@ -167,7 +167,7 @@ def compare_plans(
 
 
 def check_names(planners: Sequence[str], schedules: Sequence[str]) -> None:
-    """Raise `BadInput` for an unknown planner or schedule, with what was probably meant."""
+    """Raise `BadInput` for an unknown planner or schedule, with the closest known name."""
     for planner in planners:
         member_named(PLANNERS, planner, "planner")
     for schedule in schedules:

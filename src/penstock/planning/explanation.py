@@ -1,4 +1,4 @@
-"""Which resource limits a plan, and why one plan beats another, in numbers and in words.
+"""The resource that limits a plan, and why one plan beats another, in numbers and in words.
 
 Everything comes from the simulated timeline: the shares are those of its critical path.
 """
@@ -57,7 +57,7 @@ class Change:
 
 
 def best_forbidden(problem: PlanningProblem, plan: Plan, stage: int) -> Change | None:
-    """Of the small changes to ``plan`` that memory alone forbids, the one that gains most.
+    """The small change to ``plan`` that gains most of those that memory alone forbids.
 
     ``stage`` is the one whose layers are moved. None where no such change gains `LEAST_GAIN` of the
     iteration.
@@ -122,7 +122,7 @@ BINDS: dict[ShareKind, str] = {
     "optimizer step": "the optimizer step",
     "waiting": "waits",
 }
-"""What limits a plan, by kind of share."""
+"""Names of what limits a plan, by kind of share."""
 
 CAUSES: dict[ShareKind, str] = {
     "compute": "computing in its busiest stage ({where}) takes {its}",
@@ -133,7 +133,7 @@ CAUSES: dict[ShareKind, str] = {
     "optimizer step": "its optimizer step takes {its}",
     "waiting": "it waits {its}",
 }
-"""Why a plan is slower than another, by kind of share; that of all-reduce is `all_reduce_words`."""
+"""Causes of a slower plan, in words, by kind of share; all-reduce has `all_reduce_words`."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class Explanation:
 
 
 def explain_plan(planned: PlannedPipeline, problem: PlanningProblem) -> Explanation:
-    """What limits a plan of ``problem``.
+    """Explain what limits a plan of ``problem``.
 
     What memory forbids is given for the planners' own schedules only. Under the others each change
     that is tried would need a new order.
@@ -206,13 +206,13 @@ def explain_plan(planned: PlannedPipeline, problem: PlanningProblem) -> Explanat
 
 
 def explanation_words(explanation: Explanation) -> list[str]:
-    """What limits a plan, in sentences."""
+    """Describe what limits a plan, in sentences."""
     words = [binding_words(explanation), path_words(explanation), busy_words(explanation)]
     return words + remarks(explanation)
 
 
 def remarks(explanation: Explanation) -> list[str]:
-    """What memory forbids, in a sentence; often none."""
+    """Describe what memory forbids, in a sentence; often none."""
     words: list[str] = []
     fullest, forbidden = explanation.fullest, explanation.forbidden
     if forbidden and forbidden.fullest:
@@ -226,7 +226,7 @@ def remarks(explanation: Explanation) -> list[str]:
 
 
 def explanation_cells(explanation: Explanation) -> list[str]:
-    """What limits a plan, in cells: seconds, shares, busiest resource, fullest device, remarks."""
+    """Cells of an explanation: seconds, shares, busiest resource, fullest device, remarks."""
     shares, busiest, fullest = large_shares(explanation), explanation.busiest, explanation.fullest
     return [
         seconds_text(explanation.iteration_s),
@@ -292,7 +292,7 @@ def busy_words(explanation: Explanation) -> str:
 
 
 def why_slower(winner: Explanation, other: Explanation) -> str:
-    """Why ``other`` is slower than ``winner``: the shares that differ most."""
+    """Explain why ``other`` is slower than ``winner``: the shares that differ most."""
     loss_s = other.iteration_s - winner.iteration_s
     if loss_s <= 1e-9 * winner.iteration_s:
         return f"{other.planner} is as fast as {winner.planner}."
@@ -325,7 +325,7 @@ def cause_words(winner: Explanation, other: Explanation, kind: ShareKind) -> str
 
 
 def all_reduce_words(explanation: Explanation) -> str:
-    """How long a plan's all-reduce takes after its backwards, and how much of it they hide."""
+    """Seconds of all-reduce after the backwards, and the part that they hide, in words."""
     found = explanation.all_reduce
     if found is None:
         return "plan has no all-reduce"

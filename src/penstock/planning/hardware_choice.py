@@ -1,4 +1,4 @@
-"""Which hardware to train on: the plan, the time and the price on each of several clusters."""
+"""Choice of hardware: the plan, the time and the price on each of several clusters."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from penstock.simulate.score import make_score
 
 @dataclass(frozen=True, repr=False)
 class ClusterChoice:
-    """What a training of so many ``samples`` takes on a cluster; infinite where no plan fits.
+    """Time and price of training ``samples`` samples on a cluster; infinite where no plan fits.
 
     ``times_of`` is the device whose times count, empty where the profile does not say it.
     """
@@ -32,14 +32,14 @@ class ClusterChoice:
 
     @property
     def hours(self) -> float:
-        """How long the training takes."""
+        """Hours of the training."""
         if isinstance(self.outcome, Infeasible):
             return inf
         return self.outcome.throughput.hours(self.samples)
 
     @property
     def price(self) -> float:
-        """What the whole cluster costs for so long; 0 where its price is not known."""
+        """The price of the whole cluster for these hours; 0 where it is not known."""
         return self.hours * self.cluster.price_per_hour if self.hours < inf else inf
 
     def to_json(self) -> dict[str, Json]:
@@ -53,7 +53,7 @@ class ClusterChoice:
 
 
 def samples_of(profile: ModelProfile, tokens: float) -> float:
-    """How many samples have so many tokens."""
+    """The number of samples that have ``tokens`` tokens."""
     if not profile.tokens_per_sample:
         raise BadInput(
             f"profile '{profile.name}' does not say how many tokens a sample has; add "
@@ -111,7 +111,7 @@ def plan_on_clusters(
 
 
 def choose_cluster(choices: Sequence[ClusterChoice], within_hours: float = inf) -> ClusterChoice:
-    """The cheapest of ``choices`` that is done within so many hours.
+    """The cheapest of ``choices`` that is done in ``within_hours``.
 
     Raises:
         Infeasible: no plan fits on any cluster, or none is done in time; says which is fastest.

@@ -120,7 +120,7 @@ def kind_of(event: Event, centre: int, passed: set[tuple[int, str]]) -> ShareKin
 
 
 def place_of(event: Event, cluster: Cluster) -> str:
-    """Where an event takes place: its stage, or the hosts of a message."""
+    """The place of an event: its stage, or the hosts of a message."""
     if event.kind not in ("SEND", "RECV"):
         return f"stage {event.stage}"
     ends = (event.device, event.peer) if event.kind == "SEND" else (event.peer, event.device)
@@ -181,7 +181,7 @@ def utilisations(timeline: Timeline, cluster: Cluster) -> tuple[Utilisation, ...
 
 
 def has_own_link(event: Event, cluster: Cluster) -> bool:
-    """Whether a message passes a link that belongs to its two devices alone."""
+    """Return whether a message passes a link that belongs to its two devices alone."""
     hosts = {cluster.host_index[device] for device in (event.device, event.peer)}
     return len(hosts) == 1 and cluster.hosts[hosts.pop()].separate_links
 
@@ -209,7 +209,7 @@ def hosts_of_reductions(
 def resources_of(
     event: Event, cluster: Cluster, hosts_of: dict[tuple[float, float, float], set[int]]
 ) -> list[tuple[int, str]]:
-    """What an event occupies: its device, a link, or its engines and the port of its host.
+    """Resources that an event occupies: its device, a link, or its engines and its host's port.
 
     Each with the number of its device or host, since hosts may have the same name.
     """

@@ -62,7 +62,7 @@ class Origin(BaseModel):
 
 
 def prediction_path(plan_path: str | Path) -> Path:
-    """Where the prediction of a plan stands.
+    """The path of the prediction of a plan.
 
     >>> prediction_path("runs/plan.json").as_posix()
     'runs/plan.predicted.json'
@@ -130,7 +130,7 @@ def check_named(found: str, thing: str, plan_path: str | Path) -> None:
 
 
 def recorded_origin(plan_path: str | Path) -> Origin:
-    """What the prediction beside a plan says; nothing where there is none."""
+    """The origin recorded in the prediction next to a plan; empty where there is none."""
     path = prediction_path(plan_path)
     if not os.path.isfile(path):
         return Origin(format="penstock-prediction")

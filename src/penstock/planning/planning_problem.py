@@ -30,7 +30,7 @@ from penstock.simulate.simulation import check_plan_fits_inputs
 Value = TypeVar("Value")
 
 AUTO, ANY, WHOLE = "auto", "any", "whole-backwards"
-"""Names that may stand for schedules: those that a planner chooses among by itself, all synchronous
+"""Names that represent schedules: those that a planner chooses among by itself, all synchronous
 ones, and those that the runtime carries out and that never split a backward."""
 
 RECOMPUTE: dict[AskedRecompute, tuple[RecomputeChoice, BlockChoice]] = {
@@ -42,7 +42,7 @@ RECOMPUTE: dict[AskedRecompute, tuple[RecomputeChoice, BlockChoice]] = {
 }
 
 SETS = (AUTO, ANY, WHOLE)
-"""Names that stand for several schedules."""
+"""Names that represent several schedules."""
 
 
 def member_named(registry: Mapping[str, Value], name: str, thing: str) -> Value:
@@ -141,12 +141,12 @@ def with_pins(problem: PlanningProblem, texts: Sequence[str]) -> PlanningProblem
 def schedules_named(
     schedule: str, planner: str = "", *, norms: bool = False, whole_loss: bool = False
 ) -> tuple[str, ...]:
-    """The schedules that a plan of ``planner`` may use where ``schedule`` is asked for.
+    """The schedules that a plan of ``planner`` may use where ``schedule`` is requested.
 
     ``norms``: the model has batch normalisation, with which the runtime carries out fewer; so it
     does with a ``whole_loss``, one of all samples of a step at once.
 
-    ``schedule`` is one name, or several with commas between them. Three names stand for several:
+    ``schedule`` is one name, or several with commas between them. Three names represent several:
 
     - "auto": those that the planner chooses among by itself. `search` uses all that the runtime
       carries out and that give the gradients of one device. Any other planner uses those of its
@@ -175,7 +175,7 @@ def schedules_named(
 
 def check_schedule(name: str) -> None:
     """Raise `BadInput` unless a schedule, or one of `SETS`, has the name."""
-    # Asked first, so that schedules of other packages are found.
+    # Called first, so that schedules of other packages are found.
     if name not in FAMILIES:
         member_named(dict.fromkeys((*SETS, *FAMILIES)), name, "schedule")
 

@@ -41,7 +41,7 @@ def name_of(function: object) -> str:
 
 
 def add_planner(name: str, planner: object) -> str:
-    """Let ``name`` stand for a planner whose plans are checked; returns the name."""
+    """Register a planner, whose plans are checked, as ``name``; returns the name."""
     if name in BUILT_IN:
         raise BadInput(f"planner '{name}' is one of the package; give yours another name")
     if not callable(planner):

@@ -1,4 +1,4 @@
-"""What people would do without a pipeline: data parallelism, with less and less on each device.
+"""Alternatives to a pipeline: data parallelism, with less and less on each device.
 
 On one host of cards also a naive split (``device_map="auto"`` of transformers), in which one card
 computes at a time, and FSDP with the optimizer's state in host memory.
@@ -80,11 +80,11 @@ def rivals_of(problem: PlanningProblem, score: Score) -> tuple[Rival, ...]:
 
 
 MOST_CARDS = 16
-"""So many accelerators people have in one host."""
+"""Accelerators up to which one host is also compared with the rivals of a host of cards."""
 
 
 def is_host_of_cards(problem: PlanningProblem) -> bool:
-    """Whether the cluster is one host of a few accelerators."""
+    """Return whether the cluster is one host of 2 to `MOST_CARDS` accelerators."""
     cluster = problem.cluster
     cards = [device for device in cluster.devices if device.kind != "cpu"]
     return len(cluster.hosts) == 1 and 1 < len(cards) <= MOST_CARDS
@@ -126,7 +126,7 @@ QUICK = 0.1
 def best_plans(problem: PlanningProblem, best: Plan) -> tuple[Rival, ...]:
     """The best plan for each place of the optimizer's state: ``best``, and what a search finds.
 
-    Empty unless the problem has one host of cards, and a profile that knows a step in host memory.
+    Empty unless the problem has one host of cards, and a profile with a step in host memory.
     """
     known = replace(problem, state_on="auto")
     if not is_host_of_cards(problem) or len(known.places) == 1:

@@ -63,7 +63,7 @@ def spp_bound_s(problem: PlanningProblem, plan: Plan) -> float:
 
 
 def is_spp_order(plan: Plan) -> bool:
-    """Whether `spp_bound_s` holds for ``plan``: SPP's list, not cut short, micro-batches split."""
+    """Return whether `spp_bound_s` holds: SPP's list, not cut short, micro-batches split."""
     splits = not any(stage.in_turn for stage in plan.stages)
     return plan.schedule == "wavefront" and not plan.in_flight_limit and splits
 

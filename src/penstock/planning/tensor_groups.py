@@ -37,7 +37,7 @@ def on_groups(plan: Plan, problem: PlanningProblem) -> tuple[Plan, PlanningProbl
     """A plan with tensor groups, and its problem, with the groups as devices.
 
     Devices of the cluster that are in no group of the plan become groups of their own; devices of
-    the plan are numbered anew in the order of the cluster. Without its ``tensor_groups`` the plan
+    the plan are renumbered in the order of the cluster. Without its ``tensor_groups`` the plan
     is one for the new problem. A plan that has none is returned as it is.
     """
     if not plan.tensor_groups:
@@ -99,7 +99,7 @@ def profile_on(
 
 
 def divided_of(profile: ModelProfile) -> TensorParallelCosts:
-    """What a group divides; refused where the profile does not say it."""
+    """The costs that a group divides; refused where the profile does not have them."""
     if profile.tensor_parallel is None:
         raise BadInput(
             f"profile '{profile.name}' does not say what a tensor group divides; add it with "
@@ -208,7 +208,7 @@ def links_between(cluster: Cluster, groups: Groups) -> Iterator[Link]:
 def groupings(cluster: Cluster, sizes: Sequence[int]) -> Iterator[Groups]:
     """Ways to divide a cluster into groups of the given sizes, ungrouped first.
 
-    On each host larger groups come first, and hosts with equal devices are divided alike, unless
+    On each host larger groups come first, and hosts with equal devices are divided equally, unless
     there are few ways. A group has neighbouring devices of one kind, as tensor parallelism needs
     fast links.
     """
@@ -286,8 +286,8 @@ def sizes_of(text: str) -> tuple[int, ...]:
 def score_on(problem: PlanningProblem, groups: Groups) -> Score:
     """The simulator's score of plans for groups as devices, with the costs of layers on them.
 
-    Infinite for what cannot be divided alike: replicas of a stage on groups of different sizes, or
-    layers that share a parameter; and for cuts between layers whose groups pass on shards.
+    Infinite for what cannot be divided equally: replicas of a stage on groups of different sizes,
+    or layers that share a parameter; and for cuts between layers whose groups pass on shards.
     """
     cluster, grouped = problem.cluster, grouped_cluster(problem.cluster, groups)
     scores: dict[tuple[int, ...], Score] = {}
@@ -315,7 +315,7 @@ def score_on(problem: PlanningProblem, groups: Groups) -> Score:
 
 
 def views_of(problem: PlanningProblem, groups: Groups) -> Iterator[PlanningProblem]:
-    """The problem as a planner sees it that knows nothing of tensor groups."""
+    """The problem as seen by a planner without tensor groups."""
     sizes, whole = sorted({len(group) for group in groups}, reverse=True), problem.profile
     if sizes == [1]:
         yield problem
@@ -324,7 +324,7 @@ def views_of(problem: PlanningProblem, groups: Groups) -> Iterator[PlanningProbl
     every = range(len(whole.layers))
 
     def speed_up(group: tuple[int, ...]) -> float:
-        """How many times faster than one of its devices a group runs the whole model."""
+        """Speedup of a group over one of its devices, for the whole model."""
         both = (
             profile_on(whole, problem.cluster, [[on]] * len(every)) for on in (group[:1], group)
         )

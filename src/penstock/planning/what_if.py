@@ -51,7 +51,7 @@ def changed_plan(problem: PlanningProblem, plan: Plan, changes: WhatIf) -> Plan:
 
     Micro-batches keep their size, so more of them are a larger batch. Under another schedule the
     plan keeps its layers and devices, and loses its limit of micro-batches in flight. Where that
-    schedule has another number of stages on a device, the layers are cut anew. Devices that
+    schedule has another number of stages on a device, the layers are cut again. Devices that
     recomputed activations then do so in all their stages.
     """
     if changes.micro_batches:
@@ -63,7 +63,7 @@ def changed_plan(problem: PlanningProblem, plan: Plan, changes: WhatIf) -> Plan:
 
 
 def placed_for(problem: PlanningProblem, plan: Plan, schedule: str) -> Plan:
-    """The plan with as many stages on a device as ``schedule`` has; cut anew if it had others."""
+    """The plan with the stages per device of ``schedule``; cut again if it had another number."""
     family = FAMILIES[schedule]
     style = family.placement
     groups, stages = len(plan.device_groups), len(plan.stages)
@@ -147,7 +147,7 @@ def even_cuts(seconds: Sequence[float], speeds: Sequence[float]) -> list[int]:
 class PlayedPlan:
     """A simulated plan with its problem.
 
-    ``repeated`` is the prediction of several iterations in a row, where they are asked for.
+    ``repeated`` is the prediction of several iterations in a row, where they are requested.
     ``tensor_groups`` are the ranks of each device, if the plan had groups; the plan has none here.
     """
 
@@ -180,11 +180,11 @@ class PlayedPlan:
 
     @cached_property
     def explanation(self) -> Explanation:
-        """What limits the plan."""
+        """The explanation of what limits the plan."""
         return explain_plan(self.planned, self.problem)
 
     def to_json(self, seconds: float, explained: bool) -> dict[str, Json]:
-        """The keys of a plan, and of several iterations; what limits it where that is asked for."""
+        """The keys of a plan, and of several iterations; what limits it if ``explained``."""
         values = self.planned.to_json(seconds) | {"fits": not self.too_full}
         if self.tensor_groups:
             values |= {"tensor_groups": [list(group) for group in self.tensor_groups]}

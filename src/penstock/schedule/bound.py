@@ -158,7 +158,7 @@ def arcs_of(shape: PipelineShape, *, split: bool) -> Iterator[Arc]:
 
 
 def waits_of(shape: PipelineShape, stage: int, direction: int, *, split: bool) -> list[Wait]:
-    """What F of ``stage`` may have to wait for until its memory is free, in one direction.
+    """Events for which F of ``stage`` may wait until its memory is free, in one direction.
 
     ``direction`` is 0 for even micro-batches and 1 for the odd ones of a mirrored pipeline.
 
@@ -187,12 +187,12 @@ def waits_of(shape: PipelineShape, stage: int, direction: int, *, split: bool) -
 
 
 def fits(each_bytes: float, limit_bytes: float) -> int:
-    """How many times ``each_bytes`` fits, rounded up where rounding errors could decide."""
+    """The number of times ``each_bytes`` fits, rounded up where rounding errors could decide."""
     return int(min(limit_bytes / each_bytes * SLACK + 1e-9, 1e9)) if each_bytes > 0 else 10**9
 
 
 def preemptive_end_s(jobs: list[tuple[float, float, float]]) -> float:
-    """When the last of ``(head, seconds, tail)`` is over on one device with preemption.
+    """The end of the last of ``(head, seconds, tail)`` on one device with preemption.
 
     Jackson's rule: always run the available job with the longest tail.
 

@@ -1,4 +1,4 @@
-"""When each action of a schedule runs, given the costs of the stages and links without contention.
+"""Times of the actions of a schedule, given the costs of stages and links without contention.
 
 A transfer takes the time that the shape gives and never waits for another. That is enough to
 compare orders. `penstock.simulate` predicts the time of a plan on a cluster, with shared links and
@@ -121,7 +121,7 @@ def transfers_s(shape: PipelineShape) -> npt.NDArray[np.float64]:
 
 
 def memory_peaks_bytes(schedule: Schedule, shape: PipelineShape) -> tuple[float, ...]:
-    """For each group the peak of the bytes that its stages have saved.
+    """The peak of the bytes that the stages of each group have saved.
 
     A forward allocates when it starts. At its end I frees what W does not need, and B or W frees
     the rest. A stage that recomputes is counted as if it saved everything from its forward on.

@@ -1,4 +1,4 @@
-"""When each action of a concurrent schedule runs, with two actions sharing a device.
+"""Times of the actions of a concurrent schedule, with two actions sharing a device.
 
 BaPipe (arXiv 2012.12544, FBP-AS) gives a forward and a backward that run at once compute units in
 proportion to their work. For a stage whose passes take ``F`` and ``B`` seconds, the forward runs at

@@ -41,5 +41,5 @@ class Family:
 
     @property
     def is_planned(self) -> bool:
-        """Whether planners choose stages for it (see ``depth``)."""
+        """True if planners choose stages for it (see ``depth``)."""
         return self.depth is not None

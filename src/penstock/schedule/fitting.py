@@ -67,7 +67,7 @@ def check_room(
 
 
 def fits(schedule: Schedule, shape: PipelineShape) -> bool:
-    """Whether every stage stays within its in-flight limit and every group within its memory."""
+    """Return whether each stage keeps its in-flight limit and each group its memory limit."""
     return not excess(schedule, shape)
 
 

@@ -26,7 +26,7 @@ def unit_times(
     shape: PipelineShape,
     units_of: Callable[[Action], int] = lambda action: 1,
 ) -> dict[Action, int]:
-    """When each action starts if it lasts so many units, and each starts as soon as it can.
+    """The start of each action, in units (`units_of`), if each starts as soon as it can.
 
     ``orders`` are those of all device groups. Actions that no order contains are taken as done
     before, so that the parts of an endless order can be given one after another.

@@ -78,7 +78,7 @@ def order_from_arrays(
 ) -> Order:
     """The order whose action ``i`` is ``ACTION_KINDS[kinds[i]]`` of these numbers.
 
-    Arguments are broadcast against each other, so one number can stand for all actions.
+    Arguments are broadcast against each other, so one number can be given for all actions.
 
     >>> [str(action) for action in order_from_arrays([0, 0, 1], 2, [0, 1, 0])]
     ['2F0', '2F1', '2B0']

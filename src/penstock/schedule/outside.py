@@ -20,7 +20,7 @@ TRIED_MICRO_BATCHES = 4
 
 
 def called(what: str, call: Callable[[], object], kind: type[Result]) -> Result:
-    """What a function from outside returns."""
+    """Return the result of a function from outside."""
     try:
         found = call()
     except PenstockError:

@@ -30,7 +30,7 @@ def with_recomputes(order: Order, shape: PipelineShape) -> Order:
 
 
 def needs_recompute(order: Order, shape: PipelineShape) -> npt.NDArray[np.bool_]:
-    """For each action of an order without R, whether it needs an R before it."""
+    """A mask of the actions of an order without R that need an R before them."""
     recompute = np.array(shape.recompute or (False,) * shape.stages)
     backward = (order.kinds == BACKWARD) | (order.kinds == INPUTS)
     just_ran = np.zeros(len(order), dtype=np.bool_)

@@ -38,7 +38,7 @@ class Families(Mapping[str, Family]):
         return name in self.places or name in self.known or name in self.installed
 
     def add(self, name: str, schedule: object) -> None:
-        """Let ``name`` stand for a schedule from outside, in this process."""
+        """Register a schedule from outside as ``name``, in this process."""
         from penstock.schedule.outside import checked_family
 
         if name in self.places:

@@ -1,4 +1,4 @@
-"""What every device group computes, in order."""
+"""Schedules: the actions of every device group, in order."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Schedule:
-    """For each device group the ordered compute actions of one iteration.
+    """The ordered compute actions of one iteration, by device group.
 
     Communication is not part of a schedule: it follows from the order and the dependencies.
 

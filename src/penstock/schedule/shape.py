@@ -8,12 +8,12 @@ from penstock.errors import BadInput
 from penstock.schedule.action import ActionKind
 
 ROUNDING = 1 + 1e-9
-"""How far a group may exceed its memory, as a factor: sums of bytes have rounding errors."""
+"""Factor by which a group may exceed its memory: sums of bytes have rounding errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
-    """What one micro-batch costs on one stage.
+    """Costs of one micro-batch on one stage.
 
     A whole backward B takes ``input_backward_s`` (I) plus ``weight_backward_s`` (W). The forward
     saves ``saved_bytes``, of which ``kept_bytes`` stay between I and W (None: all of them).
@@ -54,7 +54,7 @@ class StageCost:
 
 @dataclass(frozen=True)
 class PipelineShape:
-    """All that a schedule function needs to know about a pipeline.
+    """The input of a schedule function: all that it needs of a pipeline.
 
     The replicas of a stage run the same order; together they are a *device group*.
     ``placement[stage]`` is the group that holds the stage (empty: group ``s`` holds stage ``s``).
@@ -86,7 +86,7 @@ class PipelineShape:
 
     @cached_property
     def known_hash(self) -> int:
-        """The hash of the fields that tell shapes apart."""
+        """The hash of the fields by which shapes differ."""
         numbers = self.stages, self.micro_batches, self.placement, self.in_flight_limit
         return hash((*numbers, self.recompute, self.costs, self.memory_bytes, self.mirrored))
 
@@ -123,7 +123,7 @@ class PipelineShape:
         return self.in_flight_limit[stage] if self.in_flight_limit else self.micro_batches
 
     def recomputes(self, stage: int) -> bool:
-        """Whether ``stage`` keeps only its inputs and runs its forward again."""
+        """Return whether ``stage`` keeps only its inputs and runs its forward again."""
         return bool(self.recompute) and self.recompute[stage]
 
     def cost(self, stage: int) -> StageCost:

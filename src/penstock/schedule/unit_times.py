@@ -1,4 +1,4 @@
-"""When actions run if each takes its unit of time; `penstock.schedule.clock` knows given costs."""
+"""Times of actions that each take their units; `penstock.schedule.clock` uses given costs."""
 
 from collections.abc import Sequence
 

@@ -181,7 +181,7 @@ def excess(schedule: Schedule, shape: PipelineShape) -> str:
 
 
 def in_flight_peaks(schedule: Schedule, shape: PipelineShape) -> tuple[int, ...]:
-    """For each stage the most micro-batches between forward and the end of backward (B or W).
+    """The most micro-batches of each stage between forward and the end of backward (B or W).
 
     >>> from penstock.schedule.families.early_backward import one_f_one_b
     >>> shape = PipelineShape(stages=3, micro_batches=8)
@@ -210,7 +210,7 @@ def explain_deadlock(left: Sequence[Order], shape: PipelineShape) -> str:
 
 
 def wait_graph(left: Sequence[Order], shape: PipelineShape) -> dict[Action, list[Action]]:
-    """For each action the ones it waits for: its predecessor in the order, and its dependencies."""
+    """Actions that each action waits for: its predecessor in the order, and its dependencies."""
     present = {action for order in left for action in order}
     graph: dict[Action, list[Action]] = {}
     for order in left:

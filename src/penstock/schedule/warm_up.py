@@ -1,4 +1,4 @@
-"""How many micro-batches a stage holds in flight, which is how many forwards its warm-up has."""
+"""The number of micro-batches in flight on a stage, which is that of its warm-up forwards."""
 
 from collections.abc import Callable
 from itertools import accumulate

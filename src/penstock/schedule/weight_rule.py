@@ -1,14 +1,14 @@
-"""Which weights the passes of a micro-batch use, in schedules without a flush."""
+"""Weight versions that the passes of a micro-batch use, in schedules without a flush."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 Prediction: TypeAlias = Literal["none", "momentum", "adam", "optimizer"]
-"""How a method's paper predicts the weights of a later step: from momentum (SpecTrain), from Adam's
+"""Prediction of a later step's weights in a method's paper: from momentum (SpecTrain), from Adam's
 step (XPipe), or from the step of any optimizer (PipeOptim)."""
 
 Version: TypeAlias = Literal["newest", "forward", "first-stage", "update-before"]
-"""Which weights the passes of a micro-batch start from. newest: each pass from the newest of its
+"""Weights that the passes of a micro-batch start from. newest: each pass from the newest of its
 stage. forward: both from those of the stage's forward. first-stage: both from the version that
 stage 0 had in its forward. update-before: both from the weights as they were before the previous
 update.
@@ -20,7 +20,7 @@ class WeightRule:
     """The weight versions of a schedule.
 
     A stage updates its weights after every ``micro_batches_per_update`` backwards, without waiting
-    for other stages. 0 stands for one update at the end of the iteration, after a flush.
+    for other stages. 0 means one update at the end of the iteration, after a flush.
     ``versions[stage]`` is how many copies of its weights a stage keeps (empty: one).
     ``version`` says which weights the passes of a micro-batch start from. From these,
     ``forward_lead[stage]`` and ``backward_lead[stage]`` say how many updates ahead the weights of a
@@ -37,16 +37,16 @@ class WeightRule:
     bellwether: bool = False
 
     def versions_of(self, stage: int) -> int:
-        """How many copies of its weights ``stage`` keeps."""
+        """The number of copies of its weights that ``stage`` keeps."""
         return self.versions[stage] if self.versions else 1
 
     def leads_of(self, stage: int) -> tuple[int, int]:
-        """How many updates ahead ``stage`` predicts, for a forward and for a backward."""
+        """The number of updates that ``stage`` predicts ahead, for a forward and for a backward."""
         forward = self.forward_lead[stage] if self.forward_lead else 0
         return forward, self.backward_lead[stage] if self.backward_lead else 0
 
     def predictions_of(self, stage: int) -> int:
-        """How many times ``stage`` writes predicted weights for each update.
+        """The number of times ``stage`` writes predicted weights for each update.
 
         Twice, for the forwards and for the backwards, even if one of these uses the newest weights,
         because both share one buffer. Once if backwards use the weights of the forwards.

@@ -93,17 +93,17 @@ class Arm:
 
     @property
     def is_straight(self) -> bool:
-        """Whether every group has one stage, in the order of the pipeline."""
+        """True if every group has one stage, in the order of the pipeline."""
         return self.style == "straight"
 
     @property
     def is_searched(self) -> bool:
-        """Whether orders are searched for, which takes long."""
+        """True if orders are searched for, which takes long."""
         return FAMILIES[self.schedules[0]].is_searched
 
     @cached_property
     def rules(self) -> PointRules:
-        """What points of the arm may be."""
+        """Rules for the points of the arm."""
         placed = self.style, self.rounds
         return rules_of(self.problem, self.schedules, *placed, self.split, self.depths)
 
@@ -131,7 +131,7 @@ class Arm:
 
     @property
     def promise_s(self) -> float:
-        """What the next pull may find: as much as the last, and less the more found nothing."""
+        """Seconds expected of the next pull: it gains as the last, less the more found nothing."""
         return self.first_s * (1 + STALE * self.stale) * (1 - self.gain)
 
     @property

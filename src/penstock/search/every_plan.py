@@ -101,7 +101,7 @@ def falling_depths(most: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def interchangeable(cluster: Cluster) -> tuple[int, ...]:
-    """For each device the first one with which it could be exchanged without any effect."""
+    """The first device with which each device could be exchanged without any effect."""
     devices = range(len(cluster.devices))
 
     def alike(x: int, y: int) -> bool:
@@ -122,7 +122,7 @@ def interchangeable(cluster: Cluster) -> tuple[int, ...]:
 
 
 def in_order(order: Sequence[int], alike: Sequence[int]) -> bool:
-    """Whether of interchangeable devices the earlier ones come first, with none left out."""
+    """Return whether of interchangeable devices the earlier come first, with none left out."""
     seen: dict[int, int] = {}
     members: dict[int, list[int]] = {}
     for device, first in enumerate(alike):

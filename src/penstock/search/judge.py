@@ -11,7 +11,7 @@ from penstock.schedule.registry import FAMILIES
 
 @dataclass(frozen=True, slots=True)
 class SearchStep:
-    """What is being done, and the best plan so far with its seconds; before, None and infinite."""
+    """Current work, and the best plan so far with its seconds; before, None and infinite."""
 
     doing: str
     plan: Plan | None

@@ -75,7 +75,7 @@ def rules_of(
 
 
 def cut_mask(problem: PlanningProblem) -> list[int]:
-    """Return for each cut whether pins forbid it (0), allow it (1) or ask for it (2)."""
+    """Return for each cut whether pins forbid it (0), allow it (1) or require it (2)."""
     layers = len(problem.profile.layers)
     mask = [1] * (layers + 1)
     for pin in problem.pins:

@@ -23,10 +23,10 @@ ROUNDING = 1e-9
 """Times that differ by less are equal."""
 
 RENUMBERED = 4
-"""How many plans are tried on whole hosts."""
+"""The number of plans that are tried on whole hosts."""
 
 COMPARED_BY_MEMORY = 6
-"""Of how many plans that are equal otherwise the memory left is compared."""
+"""Number of otherwise equal plans whose memory left is compared."""
 
 MEMORY_STEP = 0.05
 """Smaller differences, as a share of a device's memory, do not count."""
@@ -84,7 +84,7 @@ def layout(problem: PlanningProblem, plan: Plan) -> tuple[int, ...]:
 
 
 def scatter(cluster: Cluster, plan: Plan) -> tuple[int, int]:
-    """How many more hosts than necessary the sets of devices are on, and gaps in their numbers."""
+    """Hosts of the sets of devices beyond the least number, and gaps in the devices' numbers."""
     largest = max(len(host.devices) for host in cluster.hosts)
     hosts, gaps = 0, 0
     for devices in plan.device_groups:
@@ -109,7 +109,7 @@ def on_whole_hosts(cluster: Cluster, plan: Plan) -> Iterator[Plan]:
 def packed(
     cluster: Cluster, groups: Sequence[tuple[int, ...]]
 ) -> dict[tuple[int, ...], tuple[int, ...]]:
-    """For each set of devices, others of the same kinds on as few hosts as possible.
+    """Replacements of sets of devices by ones of the same kinds on as few hosts as possible.
 
     Each set in turn takes the host that it fills most. If no host has all of its devices, it takes
     those of the emptiest hosts.

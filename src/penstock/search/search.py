@@ -44,14 +44,14 @@ TOLERANCE = 0.01
 """The share by which neighbours may be slower, quickly simulated, that are simulated exactly."""
 
 POLISHED, POLISH = 0.02, 0.1
-"""How far an arm's best plan may be from the best of all for its cuts to be moved by the exact
-simulation, and the share of the budget for that."""
+"""Gap to the best plan up to which the exact simulation moves the cuts of an arm's best plan, and
+the share of the budget for that."""
 
 EVEN = 24
 """Even points of an arm that are simulated quickly."""
 
 FAR, NEAR = 1.2, 1.05
-"""How many times as long as the best plan an arm's even points may take for it to be pulled at all;
+"""Multiples of the best plan's time that an arm's even points may take for it to be pulled at all,
 and an arm's best plan, for the quarter of the budget that goes to such arms in turn."""
 
 PROVEN, IDLE = 0.005, 0.2
@@ -297,7 +297,7 @@ class ArmSearch:
             yield self.judge.step(arm.title)
 
     def ask_planners(self) -> Iterator[SearchStep]:
-        """Ask the cheap planners, try their stages in all arms, and climb from what is better."""
+        """Run the cheap planners, try their stages in all arms, and climb from what is better."""
         for plan in cheap_plans(self.problem, self.judge.score):
             before_s = self.judge.best_s
             self.start_from(plan)
@@ -427,7 +427,7 @@ def rescheduled(problem: PlanningProblem, plan: Plan, schedule: str, score: Scor
 
 
 def simulate_all(judge: Judge) -> Iterator[SearchStep]:
-    """On a small problem simulate every plan that its bound does not rule out."""
+    """Simulate every plan that its bound does not rule out, if the problem is small."""
     known = [name for name in judge.problem.schedules if name in PlanningProblem.schedules]
     if len(judge.problem.cluster.devices) > SMALL_CLUSTER or not known:
         return

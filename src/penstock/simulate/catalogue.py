@@ -133,7 +133,7 @@ class Catalogue:
 
 
 def earlier_of_home(plan: Plan) -> list[tuple[tuple[int, int], ...]]:
-    """For each stage the layers of the stages before it at its home, which receive for it."""
+    """The layers of the stages before each stage at its home, which receive for it."""
     before: dict[int, tuple[tuple[int, int], ...]] = {}
     found: list[tuple[tuple[int, int], ...]] = []
     for stage, home in zip(plan.stages, plan.homes, strict=True):

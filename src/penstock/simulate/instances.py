@@ -28,7 +28,7 @@ BACKWARD, WEIGHTS = KIND_CODES["B"], KIND_CODES["W"]
 
 
 class StageUse(NamedTuple):
-    """How a schedule uses an instance.
+    """Use of an instance by a schedule.
 
     ``split``: its gradients come with W, not with B. ``versions``: copies of its parameters that
     are kept. ``reduces``: its replicas sum their gradients among themselves. ``predictions``: how
@@ -76,11 +76,11 @@ class Instances:
 
     @property
     def in_turn(self) -> bool:
-        """Whether several instances of some stage take its micro-batches in turn."""
+        """True if several instances of some stage take its micro-batches in turn."""
         return len(self.groups) > len(self.copies)
 
     def steps_of(self, group: int) -> int:
-        """How many optimizer steps the devices of a group take in an iteration."""
+        """The number of optimizer steps of the devices of a group in an iteration."""
         return self.rounds[self.members[group][0]] if self.micro_batches_per_update else 1
 
     @cached_property

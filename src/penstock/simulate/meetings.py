@@ -1,4 +1,4 @@
-"""What a step takes where pipelines side by side train alone and meet every so many steps."""
+"""Seconds of a step where pipelines side by side train alone and meet every N steps."""
 
 from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
@@ -43,7 +43,7 @@ class MeetingPrice:
 
 
 def meeting_price(problem: PlanningProblem, plan: Plan, every: int) -> MeetingPrice:
-    """What a step of a plan takes if its pipelines meet every ``every`` steps.
+    """Seconds of a step of a plan if its pipelines meet every ``every`` steps.
 
     In a meeting all weights are summed, as gradients are in a step, and nothing else runs. Sums of
     stages run side by side, except that those that cross the same port follow one another.

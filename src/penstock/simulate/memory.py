@@ -47,13 +47,13 @@ F, B, W, R = (KIND_CODES[kind] for kind in ("F", "B", "W", "R"))
 
 @dataclass(frozen=True, slots=True, order=True)
 class Held:
-    """How many micro-batches a stage holds with everything saved, and how many with inputs only."""
+    """Numbers of micro-batches that a stage holds with everything saved, and with inputs only."""
 
     saved: int = 0
     inputs: int = 0
 
     def after_start(self, action: Action, recomputed: bool) -> "Held":
-        """What is held while ``action`` runs: memory is allocated at its start."""
+        """Micro-batches held while ``action`` runs: memory is allocated at its start."""
         match action.kind:
             case "F" if recomputed:
                 return Held(self.saved, self.inputs + 1)
@@ -65,7 +65,7 @@ class Held:
                 return self
 
     def after_end(self, action: Action) -> "Held":
-        """What is held after ``action``: B or W frees a micro-batch."""
+        """Micro-batches held after ``action``: B or W frees one."""
         match action.kind:
             case "B" | "W":
                 return Held(self.saved - 1, self.inputs)
@@ -74,7 +74,7 @@ class Held:
 
 
 def held_while(schedule: Schedule, instances: Instances) -> tuple[tuple[Holding, ...], ...]:
-    """For each device group, the distinct states of memory while its actions run.
+    """The distinct states of memory while actions run, by device group.
 
     States that hold no more than another one in any respect are left out; the peak does not need
     them.

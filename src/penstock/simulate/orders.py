@@ -2,8 +2,8 @@
 
 A word is an action as one integer, as the core's engine reads it. From the lowest bit on it has the
 kind (3 bits), whether the action makes the last gradients before an update (1), the instance (20)
-and the micro-batch. A STEP, a WAIT and a HOLD are words too. In a STEP the micro-batch only tells
-the iteration. In a WAIT, which waits for a step, it is the number of that step. A HOLD precedes a
+and the micro-batch. A STEP, a WAIT and a HOLD are words too. In a STEP the micro-batch is the
+iteration. In a WAIT, which waits for a step, it is the number of that step. A HOLD precedes a
 forward that runs beside backwards; there it is how many words the other stream may have left when
 the forward starts.
 

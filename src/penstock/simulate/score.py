@@ -51,7 +51,7 @@ def host_bytes(problem: PlanningProblem, plan: Plan) -> list[float]:
 
 
 def fits_hosts(problem: PlanningProblem, plan: Plan) -> bool:
-    """Whether a plan with optimizers in host memory fits there, as far as that is known."""
+    """Return whether a plan with optimizers in host memory fits there, as far as is known."""
     pairs = zip(host_bytes(problem, plan), problem.cluster.hosts, strict=True)
     return all(held <= host.memory_bytes for held, host in pairs if host.memory_bytes)
 
@@ -59,8 +59,8 @@ def fits_hosts(problem: PlanningProblem, plan: Plan) -> bool:
 def make_score(problem: PlanningProblem) -> Score:
     """A function that predicts the iteration time of a plan; infinite if the plan does not fit.
 
-    It is infinite for a plan that does not keep the problem's pins, too. A plan that was asked for
-    before is known, whichever planner it is of.
+    It is infinite for a plan that does not keep the problem's pins, too. Scores are cached,
+    whichever planner a plan is of.
 
     The result equals `simulate_plan`. It is faster because plans share cached parts: the work of a
     stage, the messages of a pair of stages and the orders of a shape. If forwards run beside

@@ -71,7 +71,7 @@ class Prediction:
 
     @property
     def fits(self) -> bool:
-        """Whether every device has enough memory."""
+        """True if every device has enough memory."""
         return not self.too_full
 
 
@@ -190,7 +190,7 @@ def peaks_of(workload: Workload, timeline: Timeline) -> tuple[float, ...]:
 def ends_of_iterations(
     workload: Workload, trace: Trace, micro_batches: int, iterations: int
 ) -> tuple[float, ...]:
-    """When the last action or step of each iteration ends."""
+    """The end of the last action or step of each iteration."""
     if iterations == 1:
         return (trace.iteration_s,)
     ends_s = [0.0] * iterations

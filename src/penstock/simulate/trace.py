@@ -1,4 +1,4 @@
-"""When everything of a workload started and ended, and the timeline made from it."""
+"""Start and end of everything of a workload, and the timeline made from it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Trace:
 
 
 def first_actions(workload: Workload) -> tuple[int, ...]:
-    """For each device position the index of its first action in `Trace.actions`."""
+    """The index of the first action of each device position in `Trace.actions`."""
     counts = (
         len(workload.schedule.of(work.group)) * workload.iterations for work in workload.devices
     )
@@ -65,7 +65,7 @@ def played_actions(workload: Workload, work: DeviceWork) -> tuple[list[Action], 
 def spans_of_actions(
     workload: Workload, trace: Trace
 ) -> Iterator[tuple[DeviceWork, tuple[tuple[list[Action], tuple[Span, ...]], ...]]]:
-    """For each device the actions and spans of each of its compute streams."""
+    """The actions and spans of each compute stream, by device."""
     for work, first in zip(workload.devices, first_actions(workload), strict=True):
         streams: list[tuple[list[Action], tuple[Span, ...]]] = []
         for actions in played_actions(workload, work):

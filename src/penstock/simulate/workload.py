@@ -1,4 +1,4 @@
-"""All that the engines need to know about a plan's work: seconds, messages, reductions, resources.
+"""Input of the engines about a plan's work: seconds, messages, reductions, resources.
 
 `Parts` describe instances of stages, pairs of them, and tied parameters. Each part is numbered from
 zero on its own, so plans that differ in one stage share all other parts. A `Workload` adds the

@@ -169,7 +169,7 @@ class CauseIndex:
         return self.or_port(event, found, seen)
 
     def of_reduction(self, event: Event, seen: set[int]) -> Event | None:
-        """What last occupied an engine of a member, or the backward that filled the bucket.
+        """The last event on an engine of a member, or the backward that filled the bucket.
 
         Buckets are filled during the last backward, so the all-reduce may begin before it ends.
         """

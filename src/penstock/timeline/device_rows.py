@@ -77,7 +77,7 @@ class GanttRows:
 
     @property
     def shade_words(self) -> str:
-        """What the shades of a kind mean; empty if there is only one."""
+        """The meaning of the shades of a kind; empty if there is only one."""
         if self.mirrored:
             return "light: odd micro-batches, the other way round"
         several = f"dark to light: the {self.shades} stages of a device, upstream first"
@@ -123,7 +123,7 @@ def gantt_rows(timeline: Timeline, memory_limits: Sequence[float] = ()) -> Gantt
 
 
 def is_mirrored(events: Iterable[Event]) -> bool:
-    """Whether each device takes only even or only odd micro-batches of each stage."""
+    """Return whether each device takes only even or only odd micro-batches of each stage."""
     devices: dict[tuple[int, int], set[int]] = defaultdict(set)
     directions: dict[tuple[int, int], set[int]] = defaultdict(set)
     for event in events:
@@ -138,7 +138,7 @@ def is_mirrored(events: Iterable[Event]) -> bool:
 
 
 def style_of(event: Event, shade_of: dict[int, int], shades: int, mirrored: bool) -> Style:
-    """The style of an event; its shade tells the stage on the device, or the direction."""
+    """The style of an event; its shade is the stage on the device, or the direction."""
     if event.kind not in COMPUTE or event.micro_batch < 0 or shades == 1:
         return one_style(event.kind, 0, 1)
     shade = event.micro_batch % 2 if mirrored else shade_of[event.stage]
@@ -157,7 +157,7 @@ def compute_lanes(blocks: Sequence[DrawnEvent]) -> tuple[tuple[DrawnEvent, ...],
 
 
 def overlap(blocks: Sequence[DrawnEvent]) -> bool:
-    """Whether blocks overlap in time by more than rounding errors."""
+    """Return whether blocks overlap in time by more than rounding errors."""
     until_s = 0.0
     for block in sorted(blocks, key=lambda block: (block.start_s, block.end_s)):
         if min(until_s, block.end_s) - block.start_s > 1e-6 * (block.end_s - block.start_s):

@@ -1,4 +1,4 @@
-"""How a measured iteration differs from the planned one: slow ranks and slow links.
+"""Drift of a measured iteration from the planned one: slow ranks and slow links.
 
 Both timelines are read in the same way. A stage's time on a device is the time of its actions. A
 message's time is visible only if its receiver waited for it: from the start of the send to the end
@@ -21,7 +21,7 @@ from penstock.timeline.timeline import Event, Timeline
 from penstock.words import seconds_text
 
 LEAST_FACTOR = 1.5
-"""A stage or link that takes less than so many times its planned time is no drift."""
+"""A stage or link that takes less than its planned time times this factor is no drift."""
 
 LEAST_SHARE = 0.05
 """Neither is one that adds less than this share of the planned iteration."""
@@ -48,7 +48,7 @@ class Times(NamedTuple):
 
     @property
     def factor(self) -> float:
-        """How many times as long as planned it took."""
+        """Its time as a multiple of the planned one."""
         return self.measured_s / self.planned_s
 
 
@@ -89,7 +89,7 @@ def common_factor(times: Compared) -> float:
 
 
 def own_factors(times: Compared) -> dict[Part, float]:
-    """How many times as long as planned each part took; stages beyond the common factor."""
+    """Each part's time as a multiple of the planned one; stages beyond the common factor."""
     common = common_factor(times)
     return {part: t.factor / (common if part.kind == "stage" else 1.0) for part, t in times.items()}
 
@@ -145,7 +145,7 @@ def visible_seconds(
 
 
 STEADY_SAMPLES = 4
-"""In so many measured iterations, one after another, a part must be slow."""
+"""Measured iterations, one after another, in which a part must be slow."""
 
 
 @dataclass
@@ -167,7 +167,7 @@ class DriftWatch:
 
     @property
     def drifts(self) -> tuple[Drift, ...]:
-        """What has been slow in all of the latest samples."""
+        """Parts that have been slow in all of the latest samples."""
         if len(self.samples) < STEADY_SAMPLES:
             return ()
         return steady_drifts(self.samples, iteration_s(self.planned))

@@ -45,7 +45,7 @@ def bubble_fraction(timeline: Timeline) -> float:
 
 
 def peak_memory_bytes(timeline: Timeline) -> tuple[float, ...]:
-    """For each device the most bytes in use at once; 0 where no sample was taken."""
+    """The most bytes in use at once on each device; 0 where no sample was taken."""
     peaks = [0.0] * timeline.devices
     for sample in timeline.memory:
         peaks[sample.device] = max(peaks[sample.device], sample.bytes)

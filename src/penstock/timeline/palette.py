@@ -32,13 +32,13 @@ TINTS: dict[EventKind, str] = {
     "R": "#b9eeff",
 }
 """Colours of a device's last stage; stages in between get mixtures. They are chosen so that no two
-colours of compute look alike, even with red-green blindness (`tests/timeline/test_palette.py`
+colours of compute look the same, even with red-green blindness (`tests/timeline/test_palette.py`
 measures it)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How a block looks: its kind, and which of ``shades`` tints of the kind's colour it has."""
+    """Look of a block: its kind, and the one of ``shades`` tints of the kind's colour."""
 
     kind: EventKind
     shade: int = 0
@@ -84,7 +84,7 @@ def fill_of(style: Style, theme: Theme) -> str:
 
 
 def legend_entries(styles: Iterable[Style]) -> list[tuple[str, list[Style]]]:
-    """What kinds stand for, each with its styles, of which the darkest comes first.
+    """Meanings of the kinds, each with its styles, of which the darkest comes first.
 
     >>> legend_entries([Style("B"), Style("F", 1, 2), Style("F", 0, 2)])[0]
     ('forward', [Style(kind='F', shade=0, shades=2), Style(kind='F', shade=1, shades=2)])

@@ -28,7 +28,7 @@ PICTURES = (".svg", ".pdf", ".png")
 """The endings of the files that matplotlib writes here."""
 
 BELOW: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "ncols": 9}
-"""Where legends are."""
+"""The position of legends."""
 
 FAR = 2.6
 """Times of more than this many times the shortest are too long for one axis."""
@@ -41,7 +41,7 @@ LANE, MEMORY, GAP = 0.22, 0.5, 0.3
 
 
 def has_matplotlib() -> bool:
-    """Whether the extra ``plot`` is installed."""
+    """Return whether the extra ``plot`` is installed."""
     return find_spec("matplotlib") is not None
 
 

@@ -105,7 +105,7 @@ def pipeline_candidates(problem: PlanningProblem, *, recompute: bool) -> Iterato
 
 
 def is_asynchronous(cluster: Cluster) -> bool:
-    """Whether all accelerators work on several passes and transfers at once, as FPGAs do."""
+    """Return whether all accelerators run several passes and transfers at once, as FPGAs do."""
     return all(device.concurrent_passes for device in cluster.devices)
 
 
@@ -179,7 +179,7 @@ class StraightPipeline:
 
     @cached_property
     def costs(self) -> GroupCosts:
-        """What layers cost on each accelerator, which is a group of its own."""
+        """Costs of layers on each accelerator, which is a group of its own."""
         rows = [(self.micro_batch_size,)] * len(self.devices)
         return self.chain.costs([(device,) for device in self.devices], rows)
 
@@ -207,7 +207,7 @@ class StraightPipeline:
         )
 
     def reads_off_chip(self, cuts: tuple[int, ...]) -> bool:
-        """Whether a stage has more parameters than its accelerator's chip holds."""
+        """Return whether a stage has more parameters than its accelerator's chip holds."""
         devices, runs = self.problem.cluster.devices, self.chain.runs
         return any(
             devices[device].chip.read_s(float(runs.parameters[lo, hi])) > 0
@@ -215,7 +215,7 @@ class StraightPipeline:
         )
 
     def transfers_keep_up(self, cuts: tuple[int, ...]) -> bool:
-        """Whether no boundary takes longer to cross than a stage computes."""
+        """Return whether no boundary takes longer to cross than a stage computes."""
         return all(self.transfers_s[cut] <= self.bottleneck_s(cuts) for cut in cuts[1:-1])
 
     def bottleneck_s(self, cuts: tuple[int, ...]) -> float:

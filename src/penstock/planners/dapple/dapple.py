@@ -213,7 +213,7 @@ class Search:
 def renumbered(
     real: dict[int, int], servers: tuple[tuple[int, ...], ...], order: tuple[int, ...]
 ) -> dict[int, int]:
-    """The real devices after server ``i`` stands for what server ``order[i]`` stood for."""
+    """The real devices after server ``i`` represents what server ``order[i]`` represented."""
     return {
         new: real[old]
         for place, server in enumerate(order)

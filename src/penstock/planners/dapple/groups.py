@@ -86,12 +86,12 @@ class Groups:
 
     @cached_property
     def same_speeds(self) -> bool:
-        """Whether all devices are equally fast."""
+        """True if all devices are equally fast."""
         return len({device.speed for device in self.cluster.devices}) == 1
 
     @cached_property
     def same_hosts(self) -> bool:
-        """Whether all devices are equal, and the rates of all hosts."""
+        """True if all devices are equal, and the rates of all hosts."""
         rates = {
             (
                 h.link_bytes_per_s,

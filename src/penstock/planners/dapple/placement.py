@@ -13,10 +13,10 @@ Policy: TypeAlias = Callable[[Counts, Counts, int], Counts | None]
 """From free and occupied devices of each server to those that a stage takes, or None."""
 
 EVERY_COUNT = 16
-"""Up to so many devices all numbers of replicas are tried."""
+"""Up to this number of devices all numbers of replicas are tried."""
 
 MOST_OCCUPANCIES = 192
-"""On larger clusters so many sets of occupied devices are explored, those of few stages first."""
+"""Number of sets of occupied devices explored on larger clusters, those of few stages first."""
 
 
 def fresh_first(free: Counts, occupied: Counts, count: int) -> Counts | None:
@@ -164,7 +164,7 @@ def servers_of(cluster: Cluster, least_speed: float) -> tuple[tuple[int, ...], .
 
 
 def server_kinds(cluster: Cluster, servers: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """For each server the number of the first one equal to it; all differ with special links."""
+    """The number of the first server equal to each server; all differ with special links."""
     if cluster.links:
         return tuple(range(len(servers)))
     first: dict[object, int] = {}

@@ -68,7 +68,7 @@ def levels_of(cluster: Cluster) -> tuple[tuple[int, ...], tuple[Level, ...]]:
 
 
 def same_unit(count: int, size: int) -> np.ndarray:
-    """Which pairs of so many devices stand in the same unit of ``size`` devices."""
+    """A mask of the pairs of ``count`` devices that are in the same unit of ``size`` devices."""
     unit = np.arange(count) // size
     return unit[:, None] == unit[None, :]
 
@@ -95,7 +95,7 @@ MOST_LAYERS = 120
 """Longer chains are cut at likely places only: the time grows with the cube of the layers."""
 
 EVERY_COUNT = 16
-"""If a level has at most so many workers, every number of replicas is tried."""
+"""Workers of a level up to which every number of replicas is tried."""
 
 ONE_LESS = -1
 """The choice of the recurrence that is no stage."""

@@ -10,10 +10,10 @@ from penstock.cluster.link_matrices import link_matrices
 from penstock.costs.run_tables import Floats
 
 MOST_VERTICES = 128
-"""Of more blocks, those with the strongest ties are joined first."""
+"""Number of blocks above which those with the strongest ties are joined first."""
 
 TWIN_ROUNDS = 4
-"""How often blocks of equal ties are joined: enough for hosts, racks and two further levels."""
+"""Rounds in which blocks of equal ties are joined: for hosts, racks and two further levels."""
 
 Block = tuple[int, ...]
 
@@ -93,7 +93,7 @@ def between(weights: Floats, blocks: Sequence[Block]) -> Floats:
 
 
 def all_equal(ties: Floats) -> bool:
-    """Whether every two blocks are tied alike."""
+    """Return whether all pairs of blocks have equal ties."""
     pairs = ties[~np.eye(len(ties), dtype=bool)]
     return len(pairs) == 0 or bool(np.allclose(pairs, pairs[0], rtol=1e-9, atol=0.0))
 
@@ -119,7 +119,7 @@ def merge_twins(ties: Floats, blocks: Sequence[Block]) -> list[Block]:
 
 
 def is_twin(ties: Floats, first: int, other: int) -> bool:
-    """Whether two blocks have the same ties to the rest, none of them stronger than their own."""
+    """Return whether two blocks have equal ties to the rest, none stronger than their own."""
     rest = np.ones(len(ties), dtype=bool)
     rest[[first, other]] = False
     here, there = ties[first, rest], ties[other, rest]
@@ -180,7 +180,7 @@ def minimum_cut(
     weights: NDArray[np.float64],
     sizes: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
-    """Which vertices are on one side of a global minimum cut (Stoer and Wagner, 1997).
+    """A mask of the vertices on one side of a global minimum cut (Stoer and Wagner, 1997).
 
     ``weights`` is symmetric with a zero diagonal. ``sizes`` is how many devices each vertex has.
     Every phase adds, one by one, the vertex that is tied most strongly to those added before. The

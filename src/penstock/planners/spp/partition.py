@@ -86,7 +86,7 @@ class PartitionTable:
         return self.table.seconds[:, 0].min(axis=2, initial=inf)
 
     def candidates(self) -> Iterator[Candidate]:
-        """For every number of stages, the best plan on the whole line, and on any end of it.
+        """The best plan on the whole line, and on any end of it, for every number of stages.
 
         The estimate is the workload, or more where fill and drain say so:
         ``sum of (P + X) + (M - 1) * max of P and X``.
@@ -104,7 +104,7 @@ class PartitionTable:
                     yield Candidate(self.plan(k, position), max(float(filled_s), workload_s))
 
     def plan(self, stages: int, position: int) -> Plan:
-        """The best plan of so many stages from block ``position`` on."""
+        """The best plan of ``stages`` stages from block ``position`` on."""
         windows, chain, table = self.windows, self.chain, self.table
         number = int(table.seconds[stages, 0, position].argmin())
         found: list[Stage] = []

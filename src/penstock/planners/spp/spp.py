@@ -23,11 +23,11 @@ TRIES = 4
 """Plans of each micro-batch size that are simulated."""
 
 FEW_BLOCKS = 32
-"""Where devices are too many to be placed one by one, they are placed in so many blocks. The time
-of a table grows with the cube of the blocks, and there are several tables."""
+"""Number of blocks in which devices are placed where they are too many to be placed one by one. The
+time of a table grows with the cube of the blocks, and there are several tables."""
 
 MOST_CUTS = 96
-"""Longer chains are cut at so many likely places only."""
+"""Longer chains are cut at this number of likely places only."""
 
 
 def spp(problem: PlanningProblem, score: Score) -> Plan:
@@ -88,7 +88,7 @@ def attempts(problem: PlanningProblem) -> Iterator[tuple[ChainCosts, tuple[int, 
 
 
 def memory_counts(problem: PlanningProblem, found: list[Candidate]) -> bool:
-    """Whether memory limits the best plans of the first schedule."""
+    """Return whether memory limits the best plans of the first schedule."""
     sizes = {candidate.plan.micro_batch_size for candidate in found}
     nearest = sorted(found, key=lambda candidate: candidate.estimate_s)[: TRIES * len(sizes)]
     return (

@@ -141,7 +141,7 @@ def pipeoptim(shape: PipelineShape) -> Schedule:
 
 
 def updates_until_backward(shape: PipelineShape) -> tuple[int, ...]:
-    """For each stage, its updates between a micro-batch's forward and backward in the steady state.
+    """Updates of each stage between a micro-batch's forward and backward in the steady state.
 
     One less than the micro-batches in flight: the others' backwards come first.
     """
@@ -203,7 +203,7 @@ def micro_batches_per_update(shape: PipelineShape) -> int:
 
 
 def prediction_leads(shape: PipelineShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """How many updates ahead each stage predicts, for a forward and for a backward.
+    """The number of updates that each stage predicts ahead, for a forward and for a backward.
 
     That is the number of updates of the stage strictly between the start of the pass and the start
     of the micro-batch's backward on stage 0 (SpecTrain, section 3.2). It is counted for a

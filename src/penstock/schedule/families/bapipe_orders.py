@@ -33,7 +33,7 @@ def one_f_one_b_sno(shape: PipelineShape) -> Schedule:
     >>> one_f_one_b_sno(shape) == one_f_one_b_as(shape)
     True
 
-    The order is that of `one_f_one_b_as`; the two are meant for different clusters. BaPipe: an
+    The order is that of `one_f_one_b_as`; the two are for different clusters. BaPipe: an
     iteration takes ``(M + N - 1) (F + B) + 2 (N + M - 2) SR``, with transfers of ``SR`` seconds
     that block both ends.
     """

@@ -72,8 +72,8 @@ def order_of_steps(
     """Kinds, chunks and micro-batch numbers of a rank's actions; numbers count in each chunk.
 
     Chunk 0 is the near one, which micro-batches reach first; chunk 1 is the far one. ``ranks``
-    share ``micro_batches`` per chunk; fewer than two a rank are rounded up to that. W stands for
-    the oldest weight backward that is left. The steps are
+    share ``micro_batches`` per chunk; fewer than two a rank are rounded up to that. W is the
+    oldest weight backward that is left. The steps are
 
         1   F0                  2 (ranks - rank - 1) times
         2   F0 F1               rank + 1

@@ -19,7 +19,7 @@ Numbers: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """For every micro-batch: its index in its block, the block's width, and its first slot.
+    """Index in its block, width of the block, and first slot, of every micro-batch.
 
     A block takes ``width`` slots in each round, at least as many as there are groups: the first
     micro-batch of a block is back for the next round after that many slots.

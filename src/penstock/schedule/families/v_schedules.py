@@ -96,7 +96,7 @@ def v_half(shape: PipelineShape) -> Schedule:
     stage 1,2 1F0 2F0 1F1 2F1 2I0 1I0 2W0 1F2 1W0 2F2 2I1 1I1 2I2 1I2 2W1 1W1 2W2 1W2
 
     In the building block a micro-batch goes down a group every two slots and up a group every slot,
-    both forward and backward. For even ``p`` three more slots at the turn keep blocks apart. The
+    both forward and backward. For even ``p`` three more slots at the turn separate blocks. The
     peak is ``p // 2 + 1`` micro-batches. With ``F = I = W``, free transfers and ``M >= p`` the
     iteration takes ``6 M + 3 p - 7`` slots for even ``p >= 4`` and ``6 M + 3 p - 4`` for odd
     ``p >= 3``; 1F1B takes ``6 M + 6 (p - 1)``. The blocks alone would take some ``3 p`` slots more:
@@ -127,7 +127,7 @@ def v_min(shape: PipelineShape) -> Schedule:
     stage 3,4 3F0 4F0 3F1 4F1 4I0 3I0 4W0 3W0 3F2 4F2 4I1 3I1 4W1 3W1 4I2 3I2 4W2 3W2
 
     In the building block a micro-batch moves one group every slot, down and up, forward and
-    backward. If 3 divides ``p``, two more slots at the turn keep blocks apart. The peak is
+    backward. If 3 divides ``p``, two more slots at the turn separate blocks. The peak is
     ``(p + 1) // 3 + 1`` micro-batches. With ``F = I = W``, free transfers, ``p >= 3`` and
     ``M >= p`` the iteration takes ``6 M + 4 p - 7``, ``- 5`` or ``- 9`` slots, as ``p % 3`` is 0, 1
     or 2.

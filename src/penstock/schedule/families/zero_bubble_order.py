@@ -22,7 +22,7 @@ Slots: TypeAlias = npt.NDArray[np.int64]
 ROWS = [KIND_CODES["F"], KIND_CODES["I"], KIND_CODES["W"]]
 
 LATENESS = (0.25, 0.5, 0.75)
-"""How much a W may delay what follows, as fractions of the shortest W."""
+"""Delays of what follows that a W may cause, as fractions of the shortest W."""
 
 
 class Rearrangement(NamedTuple):
@@ -163,7 +163,7 @@ def rearrangement(drawn: PlacedPattern, change: Rearrangement) -> Slots:
 
 
 def depths(drawn: PlacedPattern) -> Slots:
-    """For each group the most micro-batches between F and I on its downward stage, as drawn."""
+    """The most micro-batches between F and I on the downward stage of each group, as drawn."""
     stages, micro_batches = drawn.shape.stages, drawn.shape.micro_batches
     down = drawn.order // micro_batches % stages < drawn.shape.groups
     changes = np.where(drawn.order < stages * micro_batches, 1, -1) * down

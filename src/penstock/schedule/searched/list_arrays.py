@@ -207,5 +207,5 @@ def quick_bound_s(arrays: ScheduleArrays, shape: PipelineShape) -> float:
 
 
 def sums_before(values: Numbers | Sequence[float]) -> Numbers:
-    """For each entry the sum of those before it."""
+    """The sum of the entries before each one."""
     return np.concatenate([[0.0], np.cumsum(values)[:-1]])

@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class Policy(NamedTuple):
-    """How a group chooses; lengths are in steps and periods.
+    """Parameters by which a group chooses; lengths are in steps and periods.
 
     A period is the work of the busiest group on one micro-batch. A step is a third of a period
     divided by the stages of a group; with ``even`` it is the longest of all F, I and W.
@@ -222,7 +222,7 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 F, B, I, W, _ = (KIND_CODES[kind] for kind in ACTION_KINDS)  # noqa: E741
 
 CLOSE = 1e-9
-"""Makespans within this fraction of one another count as equal."""
+"""Makespans within this fraction of each other count as equal."""
 
 CHEAP_PLACINGS, MOST_PLACINGS = 400_000, 10_000_000
 """The least and the most actions placed in all attempts together."""
@@ -262,7 +262,7 @@ class ListSearch:
             self.policy = policy or self.policy
 
     def goes_on(self, share: float = 1.0) -> bool:
-        """Whether the best can still improve and less than ``share`` of the attempts are used."""
+        """Return whether the best can improve and less than ``share`` of the attempts are used."""
         gap = self.best_s / self.bound_s - 1 if self.bound_s > 0 else 0.0
         actions = self.arrays.actions
         worth = max(100 * gap * ATTEMPTS_PER_PERCENT, CHEAP_PLACINGS / actions)
@@ -270,7 +270,7 @@ class ListSearch:
         return gap > CLOSE and self.attempts < share * worth and not self.is_proven(self.best_s)
 
     def is_proven(self, makespan_s: float) -> bool:
-        """Whether no order takes less than ``makespan_s``."""
+        """Return whether no order takes less than ``makespan_s``."""
         return makespan_s <= self.proven_s * (1 + CLOSE)
 
 
