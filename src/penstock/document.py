@@ -195,12 +195,7 @@ def read_config(place: str | Path) -> dict[str, Json]:
 
 
 def check_document(kind: type[T], data: object, path: str | Path) -> T:
-    """``data`` as a checked ``kind``: an `Entry` or a `Table`.
-
-    Raises:
-        BadInput: the first key that is unknown, missing or of a wrong value, with its place; or
-            the error of a dataclass about its own values.
-    """
+    """``data`` as a checked ``kind``: an `Entry` or a `Table`."""
     with in_one_line(f"{path}: "):
         return adapter_of(kind).validate_python(data)
 

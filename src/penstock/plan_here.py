@@ -80,13 +80,7 @@ Costs: TypeAlias = tuple[ModelProfile, Cluster]
 
 @doing("finds a plan", acts=True)
 def plan_here(graph: LayerGraph, batch: Batch, options: Options, constraints: Constraints) -> Plan:
-    """The plan of the running ranks for such batches; all ranks must call this.
-
-    Raises:
-        BadInput: the batch or a constraint cannot be.
-        Infeasible: nothing fits in memory.
-        RunFailed: a rank failed.
-    """
+    """The plan of the running ranks for such batches; all ranks must call this."""
     world = join_world(options.device, options.timeout_s)
     try:
         kept = KeptPlans(world, graph, batch, options)
@@ -326,9 +320,6 @@ def measured_steps(
     """Seconds of an optimizer's step for each byte of parameters: on a device, in host memory.
 
     The second is 0 on a CPU, where both are the same.
-
-    Raises:
-        BadInput: the device has no room for the model's largest layer.
     """
     parameters = parameters_of(graph)[0]
     least = 2 * max(own for own, _ in parameters)

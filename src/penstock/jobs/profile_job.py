@@ -190,9 +190,6 @@ def estimates_for(
     """The profile of each cluster's first device, and the cluster with speeds to match.
 
     The speed of another kind is the ratio of the estimated seconds of the whole model.
-
-    Raises:
-        BadInput: a device that nothing is known of.
     """
     kinds = list(dict.fromkeys(device.kind for each in clusters for device in each.devices))
     found = dict(zip(kinds, estimate_job(job, kinds), strict=True))

@@ -109,10 +109,6 @@ def run_started_rank(job: Job, request: TrainRequest) -> TrainResult | None:
 
     The number of ranks that were started takes the place of ``request.workers``. A start after a
     failure, or after hosts have come or gone, resumes the run that this launch has begun.
-
-    Raises:
-        PenstockError: as `train_job`; on the rank that has failed first.
-        SaidByAnotherRank: on all other ranks.
     """
     with saying_once():
         long_slices_if_crowded()
@@ -146,11 +142,6 @@ def run_rank(
     ``request`` names the run directory. ``history`` is what has happened before. With
     ``pause_after`` the run pauses at the checkpoint of this number, so that lost workers take their
     places again. Rank 0 returns the result of the run; if it pauses, all return its history.
-
-    Raises:
-        PenstockError: as `train_job`; on the rank that has failed.
-        SaidByAnotherRank: rank 0 has failed in work that it alone does.
-        SystemExit: SIGTERM has ended the run.
     """
     print_bare_lines()
     termination = Termination()
@@ -211,11 +202,7 @@ def run_parts(run: JobRun, termination: Termination, given: Plan | None) -> Trai
 
 
 def by_first(world: World, act: Callable[[], T]) -> T | None:
-    """Call ``act`` on rank 0; its result there, None on others. All ranks must call this.
-
-    Raises:
-        SaidByAnotherRank: on the other ranks, if it raises on rank 0.
-    """
+    """Call ``act`` on rank 0; its result there, None on others. All ranks must call this."""
     if world.rank:
         if code := world.broadcast(0):
             raise SaidByAnotherRank(code)
@@ -277,11 +264,7 @@ def checked_request(job: Job, request: TrainRequest, say: Log, *, may_idle: bool
 
 
 def keep_schedule(directory: RunDirectory, job: Job, request: TrainRequest, say: Log) -> None:
-    """Keep until which step the learning rate falls, as a run that is resumed has begun.
-
-    Raises:
-        BadInput: the run is to take more steps than before, and nothing is said of its rate.
-    """
+    """Keep until which step the learning rate falls, as a run that is resumed has begun."""
     own, choice = job.optimizer.schedule_steps, request.lr_schedule
     kept = directory.schedule if request.resume else {}
     until = own or kept.get("falls_until", job.steps)
@@ -595,11 +578,7 @@ def last_checkpoint_said(directory: RunDirectory, say: Log, *, goes_on: bool) ->
 
 @contextmanager
 def saying_once() -> Generator[None]:
-    """Let only the first rank that fails, of those that torchrun has started, report the error.
-
-    Raises:
-        SaidByAnotherRank: instead of an error, if another rank has failed before.
-    """
+    """Let only the first rank that fails, of those that torchrun has started, report the error."""
     check_environment()
     store, rank, _ = met_at(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
 

@@ -38,13 +38,6 @@ def train_job(job: Job, request: TrainRequest) -> TrainResult:
     """Train ``job`` on ranks of this host and write its run directory; see `TrainRequest`.
 
     Lines about what happens go to standard error, unless the request says that nothing is shown.
-
-    Raises:
-        BadInput: the request or the job cannot be carried out.
-        Infeasible: no plan fits in the memory of the workers.
-        RunFailed: a worker failed, more than ``may_lose`` were killed, or the loss was not finite.
-            The last checkpoint is complete, and ``resume`` continues from it.
-        KeyboardInterrupt: Ctrl-C; the last checkpoint is complete as well.
     """
     told = say if request.shown else ignore
     if request.workers < 1:

@@ -32,10 +32,6 @@ def plan_of_planner(name: str, make: Planner, problem: PlanningProblem, score: S
 
     Where stages may do so or not, they do not shard. They recompute by block if nothing else fits,
     and in plans of one stage if that is faster.
-
-    Raises:
-        Infeasible: nothing fits.
-        BadInput: no schedule goes with what the problem requires.
     """
     found, refusal = list[Plan](), None
     for blocks in sorted({by_block for _, by_block in problem.recompute_ways}):

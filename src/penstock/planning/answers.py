@@ -52,12 +52,6 @@ def find_plan(
     with every step. The plan may have tensor groups of the ``sizes``, if any (`plan_with_groups`).
     All ways to divide the cluster share the time limit equally, and only the steps without groups
     are reported.
-
-    Raises:
-        BadInput: no planner has the name, the profile does not say what a tensor group divides, or
-            a pin names devices where tensor groups are requested.
-        Infeasible: nothing fits; the message says what would. Or no plan of the planner keeps the
-            pins.
     """
     member_named(PLANNERS, planner, "planner")
     if problem.state_on != "device":

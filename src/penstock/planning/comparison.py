@@ -106,9 +106,6 @@ class Comparisons(tuple[Comparison, ...]):
 
         Its dark part is the time in which devices compute, on average; the rest is the bubble. A
         dashed line marks the time that no plan can beat.
-
-        Raises:
-            BadInput: no planner has a plan, or matplotlib is missing.
         """
         from penstock.timeline.plot import plot_bars
 

@@ -238,9 +238,6 @@ def read_rows(path: Path, *, damaged: bool = True) -> Iterator[dict[str, Any]]:
     """The rows of ``metrics.jsonl``, each a JSON object with its step; none without such a file.
 
     A run of millions of steps has gigabytes of rows, so they are never held all at once.
-
-    Raises:
-        BadInput: a line is no such object. Without ``damaged`` it is left out instead.
     """
     if not path.exists():
         return

@@ -59,12 +59,7 @@ class BatchReading:
         )
 
     def of_step(self, batches: Sequence[Batch]) -> list[list[Leaf]]:
-        """The leaves of the batches of one step; all ranks must call this.
-
-        Raises:
-            BadInput: a batch is unlike the example; or of parts: a rank lacks something that it
-                reads, or two ranks were given parts of different batches. All ranks raise this.
-        """
+        """The leaves of the batches of one step; all ranks must call this."""
         if any(isinstance(batch, BatchPart) for batch in batches):
             return [[*leaves] for leaves in self._agreed(batches)]
         self._engine.take_kind(batches)
@@ -73,11 +68,7 @@ class BatchReading:
         return [[*leaves] for leaves in whole]
 
     def of_stream(self, batch: Batch) -> list[Leaf]:
-        """The leaves of a batch of a stream; ranks compare numbers and samples after it.
-
-        Raises:
-            BadInput: as `of_step`; if only this rank raises it, the others fail with its message.
-        """
+        """The leaves of a batch of a stream; ranks compare numbers and samples after it."""
         if not isinstance(batch, BatchPart):
             return [*self._graph.batch_leaves(batch)]
         with self._engine.failures.shared():

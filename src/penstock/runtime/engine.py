@@ -329,12 +329,6 @@ class Engine:
         buffers or random numbers change.
 
         ``stages`` are others than those that are trained.
-
-        Raises:
-            BadInput: the ranks were given different batches.
-            LossPathChanged: the loss took another path than recorded.
-            RunFailed: this rank or another failed; the engine cannot be used again, unless a
-                forward failed in evaluation.
         """
         iteration = Iteration(self, batches, stages, training=training, step=step)
         with self.failures.shared():

@@ -872,11 +872,7 @@ def plan_of(
     batch: Batch,
     options: Options,
 ) -> Plan:
-    """The plan that was given, that of a file, or one that is found for these ranks.
-
-    Raises:
-        BadInput: constraints besides a plan, or neither a plan nor a file.
-    """
+    """The plan that was given, that of a file, or one that is found for these ranks."""
     if plan is None or plan == "auto":
         # Imported here: a pipeline with a plan needs neither measurements nor planners.
         from penstock.plan_here import plan_here

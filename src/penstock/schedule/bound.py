@@ -72,9 +72,6 @@ def makespan_bound_s(shape: PipelineShape, *, split: bool = True) -> float:
     14.0
     >>> makespan_bound_s(PipelineShape(stages=3, micro_batches=4, in_flight_limit=(1, 1, 1)))
     28.0
-
-    Raises:
-        BadInput: not even one micro-batch fits into the memory of a device group.
     """
     heads_s, tails_s = windows_of(shape, split=split)
     jobs: list[list[tuple[float, float, float]]] = [[] for _ in range(shape.groups)]

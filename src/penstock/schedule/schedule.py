@@ -49,9 +49,6 @@ class Schedule:
 
         A whole backward takes two seconds, every other action one, and a transfer none. A group
         does one thing at a time, even if the schedule is concurrent.
-
-        Raises:
-            BadInput: the schedule deadlocks, or matplotlib is missing.
         """
         from penstock.schedule.unit_times import unit_timeline
         from penstock.timeline.plot import plot_timeline
@@ -84,9 +81,6 @@ def parse_schedule(text: str) -> Schedule:
     >>> picture = "stage 0   F0 F1 B0 B1\\nstage 1   F0 B0 F1 B1"
     >>> str(parse_schedule(picture)) == picture
     True
-
-    Raises:
-        BadInput: a line does not start with its stages, or has a word that is not an action.
     """
     lines = [line for line in text.splitlines() if line.strip()]
     return schedule_from_actions(parse_line(line) for line in lines)

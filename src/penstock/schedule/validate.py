@@ -24,9 +24,6 @@ def validate(schedule: Schedule, shape: PipelineShape) -> None:
     forward and backward once; R is exactly where it is needed; no actions wait for one another in a
     cycle; messages are received in the order in which they are sent; no stage exceeds its in-flight
     limit; and no group saves more bytes than it has memory.
-
-    Raises:
-        BadInput: the first violation; a deadlock is reported with its cycle.
     """
     check_playable(schedule, shape)
     check_channels(schedule, shape)

@@ -456,11 +456,7 @@ def simulate_all(judge: Judge) -> Iterator[SearchStep]:
 
 
 def search(problem: PlanningProblem, score: Score) -> Plan:
-    """Run `search_steps` to the end.
-
-    Raises:
-        Infeasible: nothing fits; the message says what would.
-    """
+    """Run `search_steps` to the end."""
     *_, last = search_steps(problem, score)
     if last.plan is None:
         raise infeasible(problem, "search")

@@ -59,11 +59,7 @@ class Prediction:
         return html_table(["device", "peak memory"], rows, repr(self))
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
-        """Draw the timeline on ``ax``, or on a new figure; returns the axes.
-
-        Raises:
-            BadInput: matplotlib is missing.
-        """
+        """Draw the timeline on ``ax``, or on a new figure; returns the axes."""
         from penstock.timeline.plot import plot_timeline
 
         iteration, bubble = seconds_text(self.iteration_s), percent_text(self.bubble)

@@ -162,10 +162,6 @@ def loss_parts(
     ``sized`` are those of all other sizes. ``terms`` are values of terms that the user has listed:
     one that is neither mean nor sum counts by samples. So do all if the loss depends on a number of
     activations, which ``taken`` takes.
-
-    Raises:
-        MustOpen: a unit makes a part of it.
-        NotFromSlices: it is neither a sum nor a mean over samples.
     """
     walk = _Walk(record, others, sizes)
     if not terms:

@@ -205,10 +205,6 @@ def record_program(
     """Record a program on an example with these leaves; in evaluation mode without ``training``.
 
     Without its loss, the first output of the model takes the place of it.
-
-    Raises:
-        BadInput: the loss cannot be computed from slices of a batch.
-        CaptureFailed: the program does not run, or cannot be recorded.
     """
     check_model(program)
     fresh = partial(_Attempt, granularity, training, with_loss)
@@ -244,11 +240,7 @@ def device_of(program: UserProgram) -> torch.device:
 
 @contextlib.contextmanager
 def _undisturbed(program: UserProgram, device: torch.device) -> Iterator[None]:
-    """Restore generators, globals, and the device that absent tensors claim to be on.
-
-    Raises:
-        CaptureFailed: another thread is recording, for which torch's own functions are replaced.
-    """
+    """Restore generators, globals, and the device that absent tensors claim to be on."""
     if not _recording.acquire(blocking=False):
         raise CaptureFailed(
             f"{type(program.model).__name__} cannot be captured while another thread captures a "
@@ -290,12 +282,7 @@ class _Recorder:
         self._size = BatchSize(self._leaves[0].shape[0], lengths)
 
     def record(self, *, jointly: bool) -> Recorded:
-        """The record; other lengths one by one, or all of them ``jointly``.
-
-        Raises:
-            _Again: units were opened or closed.
-            LengthRefused: the program does not run at another length.
-        """
+        """The record; other lengths one by one, or all of them ``jointly``."""
         size, layout = self._size, self._program.call.layout
         first, again = self._twice()
         records, batches = [first.record], [size]
@@ -490,11 +477,7 @@ class _Recorder:
                 value.crossable = False
 
     def _shapes_at(self, lengths: tuple[int, ...]) -> dict[Any, tuple[int, ...]]:
-        """The shapes of all values at other lengths, by address and slot.
-
-        Raises:
-            CaptureFailed: the program does not run, or calls other units, at these lengths.
-        """
+        """The shapes of all values at other lengths, by address and slot."""
         leaves = resized(self._program.call.layout, self._leaves, lengths)
         with _undisturbed(self._program, self._device):
             try:

@@ -642,11 +642,7 @@ class ProgramRecording(TorchFunctionMode):
         return (*place, n)
 
     def _note_hook(self, name: str, tensor: torch.Tensor) -> None:
-        """A hook on a tensor: it sees the whole gradient where the tensor is made.
-
-        Raises:
-            CaptureFailed: gradients are computed at once, which would end at those of the stage.
-        """
+        """A hook on a tensor: it sees the whole gradient where the tensor is made."""
         line = line_of_user(3)
         if name == "backward":
             raise CaptureFailed(

@@ -193,9 +193,6 @@ class UserProgram:
 
         Python state and buffers with values are copied, so that the user's stay as they are. All
         parameters require gradients, so that the record shows what would, whatever is frozen.
-
-        Raises:
-            CaptureFailed: the model cannot be copied.
         """
         memo: dict[int, Any] = {}
         for _, tensor in (*self.named_parameters(), *self.named_buffers()):

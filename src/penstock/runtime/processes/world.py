@@ -157,13 +157,7 @@ class World:
         return ""
 
     def all_gather(self, value: T, *types: type) -> list[T]:
-        """The values of all ranks, by rank, on every rank.
-
-        Raises:
-            BadInput: a rank's value cannot be sent.
-            Stalled: a rank does not answer, or waits elsewhere for this one.
-            RunFailed: a rank has ended.
-        """
+        """The values of all ranks, by rank, on every rank."""
         if self.control is None:
             return [value]
         try:
@@ -249,12 +243,7 @@ class World:
         finish_sent(0, 0)
 
     def all_succeed(self, make: Callable[[], T], *refusals: type[Exception]) -> T:
-        """The result of ``make`` on this rank; if it raises on one rank, all ranks raise.
-
-        Raises:
-            BadInput: the error of the first rank that raised (or another of ``refusals``).
-            RunFailed: another rank raised an error of any other class.
-        """
+        """The result of ``make`` on this rank; if it raises on one rank, all ranks raise."""
         kinds = refusals or (BadInput,)
         made, kind, problem = None, 0, ""
         try:

@@ -37,9 +37,6 @@ def inspect_step(
 
     All ranks must call this. ``begin`` is what was before the step.
     Weights, buffers and random numbers are kept; gradients are not.
-
-    Raises:
-        RunFailed: this rank or another failed; the engine cannot be used again.
     """
     layers = LayersInspected(engine)
     stages = engine.world.all_succeed(layers.stages)
@@ -184,9 +181,6 @@ def after_bad_step(
     """Find the place of a bad step whose weights are unchanged, then raise or leave the step out.
 
     All ranks must call this, with equal arguments.
-
-    Raises:
-        LossNotFinite: ``failure`` with the place, unless steps are left out.
     """
     place = ""
     # Layer by layer, a stage cannot be run on the shards of a tensor group, nor can a micro-batch

@@ -380,9 +380,6 @@ def flushed_step(
 
     ``before_update`` is called when gradients are summed but neither divided nor used. It gets the
     totals and the factor on the loss.
-
-    Raises:
-        LossPathChanged: the loss took another path than recorded; everything is as before.
     """
     sizes = [leaves[0].shape[0] for leaves in batches]
     samples = sum(sizes)

@@ -75,11 +75,7 @@ class LossCheck:
 
     @without_tf32()
     def compare(self, totals: Totals, samples: int, step: int) -> None:
-        """Compare the loss of a step, before anything is updated; all ranks must call this.
-
-        Raises:
-            RunFailed: it is not that of the user's loss code.
-        """
+        """Compare the loss of a step, before anything is updated; all ranks must call this."""
         engine, state = self._engine, self._engine.graph.state
         kept = [state.ends[name] for name in sorted(state.ends)]
         state.again, state.ends = None, {}

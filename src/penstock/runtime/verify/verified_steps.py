@@ -106,11 +106,7 @@ class VerifiedSteps:
 
     @without_tf32()
     def step(self, batches: Batches) -> StepMetrics:
-        """Take a step and compare it.
-
-        Raises:
-            RunFailed: it differs from the step of the user's module, and was not taken.
-        """
+        """Take a step and compare it."""
         engine, training, steps = self._engine, self._training, self._steps
         whole = whole_batches(batches)
         apart = training.meetings is not None or not steps.flushes

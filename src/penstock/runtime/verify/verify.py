@@ -61,10 +61,6 @@ def verify(engine: Engine, batches: Sequence[Sequence[torch.Tensor]]) -> VerifyR
 
     Weights, gradients, buffers, optimizer and random states are restored afterwards. All ranks must
     call this, and all get the same result.
-
-    Raises:
-        BadInput: the batches are not the same on all ranks.
-        RunFailed: a rank failed.
     """
     why = obstacle(engine, batches)
     if why:

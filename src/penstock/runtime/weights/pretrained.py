@@ -288,11 +288,7 @@ def read_stage(
 def read_quantised(
     name: str, like: torch.Tensor, source: StoredTensor, quantise: Quantise, device: torch.device
 ) -> torch.Tensor:
-    """Read a weight and quantise it as ``like`` is.
-
-    Raises:
-        BadInput: ``quantise`` makes one of another kind.
-    """
+    """Read a weight and quantise it as ``like`` is."""
     shape, dtype = unquantised(like)
     weight = torch.empty(shape, dtype=dtype, device=device)
     read_into([(source, weight)])

@@ -33,9 +33,6 @@ def chimera(shape: PipelineShape) -> Schedule:
 
     The paper requires even ``D`` and full units; this schedule requires neither. For odd ``D`` one
     direction starts a cell later, so that no two forwards want the same cell.
-
-    Raises:
-        BadInput: the pipeline is not mirrored with one stage a group, or a limit cannot be kept.
     """
     rounds_of(shape, "mirrored", "chimera")
     schedule = steadily(shape)

@@ -36,9 +36,6 @@ def dualpipe(shape: PipelineShape) -> Schedule:
     Fewer micro-batches, or an odd number, run in the schedule of the next published number, without
     the actions of micro-batches that do not exist. For odd ``p`` the group in the middle plays the
     innermost rank of both directions.
-
-    Raises:
-        BadInput: the pipeline is not mirrored with one stage a group, or a limit cannot be kept.
     """
     rounds_of(shape, "mirrored", "dualpipe")
     groups, half = shape.groups, (shape.groups + 1) // 2
@@ -131,9 +128,6 @@ def dualpipe_v(shape: PipelineShape) -> Schedule:
     ``2 p + 1`` micro-batches of one stage.
 
     Fewer micro-batches run as the first ones of ``2 p``.
-
-    Raises:
-        BadInput: the placement is not folded with two stages a group, or a limit cannot be kept.
     """
     rounds = rounds_of(shape, "folded", "dualpipe-v")
     if rounds != 2:

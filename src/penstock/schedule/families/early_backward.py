@@ -23,9 +23,6 @@ def gpipe(shape: PipelineShape) -> Schedule:
 
     GPipe runs the backwards in reverse order. Here they run in the order of the forwards, as in the
     rest of the family; time and memory are the same.
-
-    Raises:
-        BadInput: a stage may hold fewer micro-batches than there are.
     """
     for stage in range(shape.stages):
         limit = most_in_flight(shape, stage)

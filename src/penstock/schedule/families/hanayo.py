@@ -43,9 +43,6 @@ def hanayo(shape: PipelineShape) -> Schedule:
     A number of micro-batches that is no multiple of ``P`` is split into blocks of ``P`` or a few
     more, and a group then holds a whole block. Where limits forbid that, blocks are of ``P``
     micro-batches and the last one holds the remainder. One round is 1F1B.
-
-    Raises:
-        BadInput: the placement is not folded, or a limit cannot be kept.
     """
     if rounds_of(shape, "folded", "hanayo") == 1:
         return checked_fit(one_f_one_b(shape), shape, "hanayo")

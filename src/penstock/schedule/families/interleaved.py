@@ -88,9 +88,6 @@ def interleaved(shape: PipelineShape) -> Schedule:
     Where limits forbid that warm-up, group ``r`` warms up with ``p - 1 - r + (v - 1) p`` forwards.
     Then no group holds more than ``p`` micro-batches, and the bubble stays the same as long as
     transfers take no time. Where even that is too much, all blocks but the last are of ``p``.
-
-    Raises:
-        BadInput: the placement is not looped, or a limit cannot be kept.
     """
     if rounds_of(shape, "looped", "interleaved") == 1:
         return checked_fit(one_f_one_b(shape), shape, "interleaved")
@@ -138,9 +135,6 @@ def breadth_first(shape: PipelineShape) -> Schedule:
     ``p`` groups and at least ``p`` micro-batches. Every group holds all micro-batches. In return
     the weights of a chunk are used in one go, and its gradients are complete early.
     Backwards run in the order of the forwards, as in `early_backward.gpipe`.
-
-    Raises:
-        BadInput: the placement is not looped, or a limit is below the number of micro-batches.
     """
     rounds_of(shape, "looped", "breadth-first")
     width = max(shape.groups, shape.micro_batches)

@@ -130,10 +130,6 @@ class Segments:
 
         ``advance`` sends this rank's own unsent messages and returns whether some are left. The
         time limit starts again whenever ``progress()`` has changed.
-
-        Raises:
-            Stalled: not ready within the time limit; ``what()`` describes what was waited for.
-            RunFailed: a peer failed or its process ended meanwhile.
         """
         start = time.perf_counter()
         if self._spun_until(ready, peer, advance, start):
