@@ -1,8 +1,10 @@
 import ast
 import os
 import pkgutil
+import re
 import subprocess
 import sys
+import tokenize
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -382,3 +384,48 @@ def test_the_packaged_page_is_complete() -> None:
     kinds = {path.suffix for path in (SOURCE / "report" / "assets").iterdir()}
     assert kinds == {".html", ".css", ".js"}
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+NO_FIRST_WORD = re.compile(r"(What|Whether|How|Within|Where|Which)\b")
+SPOKEN = re.compile(
+    r"\b(tells?|told|asks?|asked|anew|so many|alike|is meant|lets? go|of one another|goes on"
+    r"|seldom|mended|stand-in)\b"
+)
+CODE_SPAN = re.compile(r"``[^`]*``|`[^`]*`")
+
+
+def docstrings_of(path: Path) -> Iterator[tuple[int, str]]:
+    """The line and the text of each docstring, those of constants and fields included."""
+    for node in ast.walk(tree_of(path)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str() as text)):
+                yield node.lineno, text
+            case _:
+                pass
+
+
+def comments_of(path: Path) -> Iterator[tuple[int, str]]:
+    with tokenize.open(path) as file:
+        for token in tokenize.generate_tokens(file.readline):
+            if token.type == tokenize.COMMENT:
+                yield token.start[0], token.string
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
+    wrong = [
+        f"{place_of(path)}:{line}: {text.partition(chr(10))[0]}"
+        for path in MODULES
+        for line, text in docstrings_of(path)
+        if NO_FIRST_WORD.match(text)
+    ]
+    assert "\n".join(wrong) == ""
+
+
+def test_docstrings_and_comments_use_the_nouns_of_the_field() -> None:
+    wrong = [
+        f"{place_of(path)}:{line}: {found[0]}"
+        for path in MODULES
+        for line, text in (*docstrings_of(path), *comments_of(path))
+        if (found := SPOKEN.search(CODE_SPAN.sub("", re.sub(r"(>>>|\.\.\.).*", "", text))))
+    ]
+    assert "\n".join(wrong) == ""
