@@ -143,8 +143,7 @@ def test_reads_of_off_chip_memory_are_in_the_formula(name: str, mebibytes: float
 
 @pytest.mark.parametrize(("cluster", "size"), [("vcu118", 2), ("vcu129", 4), ("mixed", 2)])
 def test_boards_that_stream_keep_the_time_of_the_formula(cluster: str, size: int):
-    """ResNet-50 in four even stages; its messages take less than the passes that they are beside.
-    The figures are those of docs/planners/bapipe.md."""
+    """ResNet-50 in four even stages; its messages take less than the passes beside them."""
     profile = find_profile("resnet-50")
     boards = find_cluster(f"bapipe-{cluster}")
     problem = planning_problem(profile, boards, 128, micro_batch_size=size, planner="bapipe")

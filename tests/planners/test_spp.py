@@ -224,7 +224,7 @@ def uneven_problem(seed: int) -> PlanningProblem:
 
 
 def test_plans_are_near_the_best_of_all_plans_on_uneven_links():
-    """Of every cut, order, group and number of devices; the figures are in docs/planners/spp.md."""
+    """Of every cut, order, group and number of devices."""
     shares: list[float] = []
     for seed in range(24):
         problem = uneven_problem(seed)

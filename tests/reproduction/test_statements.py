@@ -125,7 +125,7 @@ def printed_s(
 
 
 def test_the_latency_is_the_quoted_one_in_the_median_and_more_with_few_micro_batches() -> None:
-    """Figures of docs/planners/dapple.md; every second stage is a transfer."""
+    """Every second stage is a transfer."""
     draw = random.Random(1)
     few: list[float] = []
     many: list[float] = []

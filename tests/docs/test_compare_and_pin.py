@@ -1,4 +1,4 @@
-"""The commands of the guide to comparisons run as printed."""
+"""The comparison of the guide runs as printed; `test_pins.py` runs its pins."""
 
 import re
 import shlex
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-GUIDE = ROOT / "docs" / "guides" / "compare-planners.md"
-COMMANDS = re.findall(r"^penstock (.+)$", GUIDE.read_text(encoding="utf-8"), re.MULTILINE)
+GUIDE = ROOT / "docs" / "guides" / "compare-and-pin.md"
+COMMANDS = re.findall(r"^penstock (compare .+)$", GUIDE.read_text(encoding="utf-8"), re.MULTILINE)
 
 
 def test_the_command_of_the_guide_draws_its_picture(
