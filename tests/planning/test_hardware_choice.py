@@ -20,7 +20,7 @@ from penstock.profile.json_file import read_profile, write_profile
 from penstock.profile.model_profile import ModelProfile
 from penstock.simulate.simulation import simulate_plan
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "which-hardware.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "clusters.md"
 
 
 def priced(cluster: Cluster, name: str, price: float, speed: float = 1.0) -> Cluster:
@@ -138,7 +138,7 @@ def test_the_command_of_the_guide_runs(
     text = GUIDE.read_text(encoding="utf-8")
     for name, file in re.findall(r"^# ([\w-]+\.toml)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         (tmp_path / name).write_text(file, encoding="utf-8")
-    command = re.findall(r"^penstock (.+)$", text, re.MULTILINE)[0]
+    command = re.findall(r"^penstock (choose .+)$", text, re.MULTILINE)[0]
     answer = penstock(*shlex.split(command), "--planner", "gpipe", "--json")
     assert answer.code == 0, answer.errors
     found = json.loads(answer.output)
