@@ -186,7 +186,7 @@ def test_a_gpu_has_the_memory_that_its_name_says() -> None:
 def test_hardware_of_a_file_has_its_rates_and_the_shares_of_a_device_like_it(
     tmp_path: Path, batch: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "how-it-works" / "measuring.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "how-it-works" / "planning.md").read_text()
     (text,) = re.findall(r"```toml\n(# l20\.toml\n.*?)```", page, re.DOTALL)
     rates, line, _ = text.partition("like =")
     file = tmp_path / "l20.toml"

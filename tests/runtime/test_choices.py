@@ -42,7 +42,7 @@ FEATURES = {
 }
 """What a choice may meet, with the words of the page for it."""
 
-PAGE = Path(__file__).parents[2] / "docs/how-it-works/gradients.md"
+PAGE = Path(__file__).parents[2] / "docs/how-it-works/runtime.md"
 
 COMPILED = test_compile.test_replicas_split_backwards_and_parts_of_stages_are_the_same
 CHECKPOINT = (
