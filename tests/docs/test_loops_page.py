@@ -1,4 +1,4 @@
-"""What the page on loops says to change is what differs between the scripts before and after."""
+"""The changes shown on the page are the differences between the scripts before and after."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ from docs.test_pages import is_part_of
 
 ROOT = Path(__file__).parents[2]
 DIFF = re.compile(r"^```diff\n(.*?)^```", re.MULTILINE | re.DOTALL)
-PAGE = (ROOT / "docs" / "guides" / "loops.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "guides" / "your-loop.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

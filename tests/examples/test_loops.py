@@ -67,7 +67,9 @@ def test_the_accelerate_loop_has_the_losses_of_accelerate(tmp_path: Path) -> Non
 @pytest.mark.timeout(600)
 def test_the_lightning_loop_has_the_losses_of_lightning(tmp_path: Path) -> None:
     before = printed("loop_lightning_before.py", tmp_path / "one", ranks=1)
-    found = torchrun_of(DOCS / "guides" / "loops.md", "loop_lightning.py", tmp_path).splitlines()
+    found = torchrun_of(
+        DOCS / "guides" / "your-loop.md", "loop_lightning.py", tmp_path
+    ).splitlines()
     for word, count in (("loss", 20), ("val_loss", 2)):
         assert len(numbers(found, word)) == count
         assert numbers(found, word) == pytest.approx(numbers(before, word), abs=PRINTED)

@@ -8,7 +8,7 @@ from started_scripts import by_workers
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "data_where_used.py"
-GUIDE = ROOT / "docs" / "guides" / "data-where-used.md"
+GUIDE = ROOT / "docs" / "guides" / "data.md"
 
 
 def test_each_rank_prints_what_it_reads(tmp_path: Path) -> None:
