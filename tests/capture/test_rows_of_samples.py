@@ -3,6 +3,7 @@
 import pytest
 import torch
 from plain_training import assert_pipeline_equals_plain, in_pipeline
+from reference.crossing import crossing
 from torch import nn
 from torch.nn import functional
 
@@ -90,7 +91,7 @@ def test_a_model_of_such_batches_is_profiled():
     profile = measure_profile(graph, pictures(4), repeats=1)
     assert [layer.name for layer in profile.layers] == ["patch", "middle", "last", "loss"]
     # Four patches of eight numbers of eight bytes for each sample.
-    assert [edge.bytes.at(3) for edge in profile.crossing[1]] == [3 * PATCHES * 8 * 8]
+    assert [edge.bytes.at(3) for edge in crossing(profile)[1]] == [3 * PATCHES * 8 * 8]
 
 
 def test_a_batch_with_other_numbers_of_rows_is_refused():

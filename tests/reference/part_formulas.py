@@ -8,9 +8,10 @@ from math import ceil
 from penstock.cluster.cluster import Cluster, Device
 from penstock.plan.plan import Stage
 from penstock.plan.row_split import row_overlaps
-from penstock.profile.model_profile import Edge, ModelProfile, first_of_each_tensor
+from penstock.profile.model_profile import Edge, ModelProfile
 from penstock.simulate.instances import StageUse
 
+from .crossing import first_of_each_tensor
 from .simpy_gathers import gathered_pass_s
 from .stage_formula import StageFormula
 

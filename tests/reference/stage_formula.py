@@ -6,8 +6,9 @@ from itertools import pairwise
 from penstock.cluster.collectives import all_reduce_s
 from penstock.plan.plan import Stage
 from penstock.plan.problem import PlanningProblem
-from penstock.profile.model_profile import Affine, LayerCost, ModelProfile, first_of_each_tensor
+from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
 
+from .crossing import crossing, first_of_each_tensor
 from .simpy_gathers import gathered_pass_s
 
 NUMBER_BYTES, SMALL_OPERATORS_S = 4, 1e-4
@@ -15,7 +16,7 @@ NUMBER_BYTES, SMALL_OPERATORS_S = 4, 1e-4
 
 def crossing_bytes(profile: ModelProfile, cut: int, size: str = "bytes") -> Affine:
     """Bytes of all tensors from before ``cut`` to after it, or of gradients, each counted once."""
-    edges = first_of_each_tensor(profile.crossing[cut])
+    edges = first_of_each_tensor(crossing(profile)[cut])
     return sum((getattr(edge, size) for edge in edges), Affine())
 
 
@@ -170,7 +171,7 @@ class StageFormula:
     def needed_bytes(self, rows: int, in_flight: int) -> float:
         layers = self.stage.layers
         saved = sum(layer.saved_bytes.at(rows) for layer in self.run)
-        edges = (edge for edge in self.profile.crossing[layers.start] if edge.consumer in layers)
+        edges = (edge for edge in crossing(self.profile)[layers.start] if edge.consumer in layers)
         inputs = sum(edge.bytes.at(rows) for edge in first_of_each_tensor(edges))
         held = self.state_bytes() + max(layer.workspace_bytes.at(rows) for layer in self.run)
         if self.stage.recompute and in_flight > 1:

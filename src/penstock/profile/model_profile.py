@@ -1,6 +1,6 @@
 """Costs of each layer of a model: seconds and bytes, affine in the number of samples."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -341,15 +341,6 @@ class ModelProfile(Table):
             shared.bytes for shared in self.shared if any(i in layers for i in shared.layers)
         )
 
-    @cached_property
-    def crossing(self) -> tuple[tuple[Edge, ...], ...]:
-        """The edges at each cut from a layer before it to one at or after it, in order."""
-        found: list[list[Edge]] = [[] for _ in range(len(self.layers) + 1)]
-        for edge in self.edges:
-            for cut in range(edge.producer + 1, edge.consumer + 1):
-                found[cut].append(edge)
-        return tuple(map(tuple, found))
-
     def prefix_sums(self, samples: float) -> tuple[list[float], list[float]]:
         """Forward and backward seconds of layers ``0..i-1``, for ``i = 0..len(layers)``."""
         forward = accumulate((layer.forward_s.at(samples) for layer in self.layers), initial=0.0)
@@ -367,14 +358,6 @@ def recomputed(layer: LayerCost, read: Affine) -> LayerCost:
         saved_bytes=read,
         workspace_bytes=layer.workspace_bytes + more,
     )
-
-
-def first_of_each_tensor(edges: Iterable[Edge]) -> tuple[Edge, ...]:
-    """The first edge of each tensor; a stage receives a tensor once."""
-    kept: dict[tuple[int, str], Edge] = {}
-    for edge in edges:
-        kept.setdefault(edge.made, edge)
-    return tuple(kept.values())
 
 
 def check_profile(profile: ModelProfile) -> None:
