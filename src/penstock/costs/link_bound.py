@@ -240,14 +240,14 @@ def sent_tensors(profile: ModelProfile, most_rows: int) -> list[tuple[float, int
     Sorted by consumers. A device gets a tensor once, whichever layers of its stages read it, so the
     least of all its readers counts.
     """
-    least: dict[str, float] = {}
+    least: dict[tuple[int, str], float] = {}
     for edge in profile.edges:
         floors = [floor_of(size, most_rows) for size in (edge.bytes, edge.gradient_bytes)]
         size = sum(floor.per_sample + floor.fixed / most_rows for floor in floors)
         size = 0.0 if edge.goes_whole else size
-        least[edge.tensor] = min(size, least.get(edge.tensor, inf))
+        least[edge.made] = min(size, least.get(edge.made, inf))
     edges = sorted(profile.edges, key=lambda edge: edge.consumer)
-    found = [(least[edge.tensor], edge.producer, edge.consumer) for edge in edges]
+    found = [(least[edge.made], edge.producer, edge.consumer) for edge in edges]
     return [one for one in found if one[0] > 0]
 
 

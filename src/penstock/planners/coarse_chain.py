@@ -58,8 +58,9 @@ def joined(profile: ModelProfile, cuts: Sequence[int], most_rows: int) -> ModelP
     for edge in profile.edges:
         producer, consumer = place[edge.producer], place[edge.consumer]
         if producer != consumer:
-            moved = replace(edge, producer=producer, consumer=consumer)
-            edges.setdefault((edge.tensor, consumer), moved)
+            name = f"{edge.producer}.{edge.tensor}"  # two layers that are joined may use one name
+            moved = replace(edge, tensor=name, producer=producer, consumer=consumer)
+            edges.setdefault((name, consumer), moved)
     shared = tuple(
         SharedParameter(tied.name, tied.bytes, tuple(sorted({place[i] for i in tied.layers})))
         for tied in profile.shared

@@ -296,7 +296,7 @@ class ModelProfile(Table):
         each of them, so the sum over layers may be a little high.
         """
         read = [Affine()] * len(self.layers)
-        for (consumer, _), edge in {(e.consumer, e.tensor): e for e in self.edges}.items():
+        for (consumer, _), edge in {(e.consumer, e.made): e for e in self.edges}.items():
             read[consumer] += edge.bytes
         layers = tuple(map(recomputed, self.layers, read))
         return replace(self, layers=layers, by_length=(), recomputes=True)
