@@ -177,7 +177,7 @@ class Plan:
         opposite = self.mirrored and micro_batch % 2
         return self.stages[len(self.stages) - 1 - stage if opposite else stage]
 
-    @property
+    @cached_property
     def homes(self) -> tuple[int, ...]:
         """A number for each stage, the same for stages on the same devices with the same slices.
 

@@ -15,7 +15,8 @@ import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from itertools import count, repeat
+from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
@@ -279,8 +280,8 @@ class ParallelizedCall(ProgramCall):
                 f"gets a hook on the gradient of '{min(added)}', which would sum again what other "
                 f"micro-batches have summed (as replicated_with_grad_allreduce of transformers)"
             )
-        limits = repeat(limit_of((*self.others(), *found), device))
-        if True not in drawn and any(map(differ, found, expected, limits)):
+        limit = limit_of((*self.others(), *found), device)
+        if True not in drawn and any(map(partial(differ, limit), found, expected)):
             raise self._refusal("gives other numbers on its shards than left whole")
 
     def _gathered(self) -> AbstractContextManager[None]:
@@ -362,7 +363,7 @@ def limit_of(tensors: Iterable[torch.Tensor], device: torch.device) -> float:
     return max(torch.finfo(dtype).eps ** 0.5 for dtype in types)
 
 
-def differ(one: torch.Tensor, other: torch.Tensor, limit: float) -> bool:
+def differ(limit: float, one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two results differ in shape, or by more than a share of the second."""
     a, b = one.double(), other.double()
     return a.shape != b.shape or bool((a - b).norm() > limit * b.norm())
