@@ -44,14 +44,16 @@ def host_bytes(problem: PlanningProblem, plan: Plan) -> list[float]:
     held = [0.0] * len(problem.cluster.hosts)
     for stage in plan.stages:
         share = len(stage.devices) if stage.sharding else 1
+        own = problem.profile.parameter_bytes(stage.layers) * each / share
         for device in stage.devices:
-            own = problem.profile.parameter_bytes(stage.layers) * each / share
             held[problem.cluster.host_index[device]] += own
     return held
 
 
 def fits_hosts(problem: PlanningProblem, plan: Plan) -> bool:
     """Return whether a plan with optimizers in host memory fits there, as far as is known."""
+    if problem.profile.device == "cpu":
+        return True
     pairs = zip(host_bytes(problem, plan), problem.cluster.hosts, strict=True)
     return all(held <= host.memory_bytes for held, host in pairs if host.memory_bytes)
 
@@ -76,11 +78,12 @@ def make_score(problem: PlanningProblem) -> Score:
         return make_score(problem.with_state_on("host"))
 
     def score(plan: Plan) -> float:
-        if plan.state_on == "host":
-            if profile.device != "cpu" and not fits_hosts(problem, plan):
-                return inf
-            return score_on_host()(with_state_on(plan, "device"))
-        return plans.find(plan, lambda: simulated_s(plan))
+        find = on_host_s if plan.state_on == "host" else simulated_s
+        return plans.find(plan, lambda: find(plan))
+
+    def on_host_s(plan: Plan) -> float:
+        fits = fits_hosts(problem, plan)
+        return score_on_host()(with_state_on(plan, "device")) if fits else inf
 
     def simulated_s(plan: Plan) -> float:
         check_plan_fits_inputs(plan, profile, cluster)
