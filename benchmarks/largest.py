@@ -268,7 +268,7 @@ def main() -> None:
         "runs": run_results(arguments.quick),
     }
     if arguments.plan:
-        from planning_times import planning_rows
+        from advice_times import planning_rows
 
         found["planning"] = planning_rows()
     print(runs_table(found["runs"]))

@@ -14,14 +14,14 @@ from typing import Any
 import torch.distributed as dist
 
 from penstock.cluster.cluster import Cluster, Device, Host
-from penstock.jobs.job_file import find_job
-from penstock.jobs.optimizers import optimizer_factory, state_bytes_per_parameter_byte
-from penstock.jobs.profile_job import build_and_capture
 from penstock.measure.layer_times import measure_profile
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
 from penstock.simulate.simulation import simulate_plan
+from penstock.train.job_file import find_job
+from penstock.train.optimizers import optimizer_factory, state_bytes_per_parameter_byte
+from penstock.train.profile_job import build_and_capture
 
 CASES = (
     ("gpipe", "none"),

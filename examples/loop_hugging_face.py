@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from penstock.loops.hugging_face import PipelineTrainer
+from penstock.integrations.loops.hugging_face import PipelineTrainer
 
 torch.manual_seed(0)
 sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}

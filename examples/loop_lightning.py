@@ -11,7 +11,7 @@ import lightning
 sys.path.insert(0, str(Path(__file__).parent))
 from loop_lightning_before import Classifier, data, trainer
 
-from penstock.loops.lightning import PipelineStrategy
+from penstock.integrations.loops.lightning import PipelineStrategy
 
 if __name__ == "__main__":
     lightning.seed_everything(0)

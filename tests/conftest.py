@@ -30,7 +30,7 @@ settings.load_profile("untimed")
 
 IN_WORKERS = (
     "transformers.models.gpt2.modeling_gpt2",
-    "penstock.jobs.rank_program",
+    "penstock.train.rank_program",
     "tensorboard.compat.proto.event_pb2",
     "lightning.pytorch",
 )

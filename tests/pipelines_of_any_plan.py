@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.runtime import pipeline
-from penstock.runtime.settings import Safety
+from penstock.runtime.options import Safety
 
 
 class Pipeline(pipeline.Pipeline):

@@ -11,7 +11,7 @@ from torch import nn
 from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.settings import Safety
+from penstock.runtime.options import Safety
 
 # Sums over micro-batches in another order than those of the whole batch.
 RELATIVE_TOLERANCE = 1e-9

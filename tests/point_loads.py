@@ -5,7 +5,7 @@ from penstock.core.native import LoadQuestion, Point, PointRules
 from penstock.costs.tables import search_costs
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
-from penstock.search.points import point_of, rules_of
+from penstock.planners.search.points import point_of, rules_of
 
 
 def straight(problem: PlanningProblem, plan: Plan) -> tuple[PointRules, Point]:

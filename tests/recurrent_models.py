@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from penstock.capture.lengths import Dynamic
+from penstock.capture.batch.lengths import Dynamic
 
 VOCABULARY, WIDTH = 13, 4
 DYNAMIC: Dynamic = {"tokens": {1: "length"}, "labels": {1: "length"}}

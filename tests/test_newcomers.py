@@ -45,7 +45,7 @@ def halves(problem: PlanningProblem, score: Score) -> Plan:
 '''
 
 BRIDGE = '''
-from penstock.bridges.modules import NamedPlan
+from penstock.integrations.bridges.modules import NamedPlan
 
 TARGET = "Slices"
 
@@ -73,13 +73,13 @@ PROGRAM = """
 from dataclasses import replace
 from pathlib import Path
 
-from penstock.bridges.formats import export_layout
+from penstock.integrations.bridges.formats import export_layout
 from penstock.measure.hardware import hardware_named
 from penstock.cluster.toml_file import find_cluster
-from penstock.planning.planning_problem import planning_problem
+from penstock.planners.problem import planning_problem
 from penstock.profile.find import find_profile
 from penstock.schedule.registry import FAMILIES
-from penstock.search.search import PLANNERS, rescheduled
+from penstock.planners.search.search import PLANNERS, rescheduled
 from penstock.simulate.simulation import simulate_plan
 
 profile, cluster = find_profile("vgg-19"), find_cluster("dapple-a")
@@ -114,15 +114,15 @@ def test_what_newcomers_add_is_a_file_and_a_line_each(tmp_path: Path) -> None:
     add_line(registry, before='}\n"""All but', line='    "halves": halves,\n')
     first = "from penstock.planners.bapipe.bapipe import"
     add_line(registry, before=first, line="from penstock.planners.halves import halves\n")
-    (package / "bridges" / "slices.py").write_text(BRIDGE)
-    formats = package / "bridges" / "formats.py"
+    (package / "integrations" / "bridges" / "slices.py").write_text(BRIDGE)
+    formats = package / "integrations" / "bridges" / "formats.py"
     add_line(
         formats,
         before="}\n\n\n@dataclass",
         line='    "slices": Format(slices.TARGET, slices.slices),\n',
     )
-    first = "from penstock.bridges.layout import"
-    add_line(formats, before=first, line="from penstock.bridges import slices\n")
+    first = "from penstock.integrations.bridges.layout import"
+    add_line(formats, before=first, line="from penstock.integrations.bridges import slices\n")
     (package / "cluster" / "presets" / "cards.toml").write_text(CLUSTER)
     add_line(
         package / "measure" / "hardware.py",

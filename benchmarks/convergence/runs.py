@@ -16,13 +16,13 @@ from tasks import TASKS, Batch, Score, Task, stages_of
 
 from penstock.capture.chain import Chain
 from penstock.errors import LossNotFinite
-from penstock.jobs.job import OptimizerSettings
-from penstock.jobs.optimizers import learning_rate_schedule, optimizer_factory
 from penstock.plan.plan import Plan, Stage
+from penstock.runtime.options import Safety, Update
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Safety, Update
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import StageCost
+from penstock.train.job import OptimizerSettings
+from penstock.train.optimizers import learning_rate_schedule, optimizer_factory
 
 EVALUATIONS = 20
 AVERAGED = 3

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.ask_planner import plan_pipeline
+from penstock.advice.plan_pipeline import plan_pipeline
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.errors import Infeasible
 from penstock.plan.plan import Plan, Stage

@@ -16,9 +16,9 @@ from torch.optim import SGD, AdamW
 from penstock.device import own_device
 from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
+from penstock.runtime.options import Safety
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
-from penstock.runtime.settings import Safety
 from penstock.runtime.tables import Constraints
 
 FAILURES = ("is killed", "runs out of memory", "is stopped")

@@ -18,14 +18,14 @@ from rows import Row, Setting, under
 from torch import nn
 from torch.optim import SGD
 
-from penstock.capture.batch_call import loss_in_result
+from penstock.capture.batch.call import loss_in_result
 from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
 from penstock.device import without_tf32
 from penstock.plan.plan import Plan
+from penstock.runtime.options import Safety
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.program import RankStages
-from penstock.runtime.settings import Safety
 
 MODELS = (
     "GPT2LMHeadModel",

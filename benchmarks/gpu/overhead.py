@@ -13,8 +13,8 @@ from torch import nn
 from torch.optim import SGD
 
 from penstock.plan.plan import Plan, Stage
+from penstock.runtime.options import Safety
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Safety
 
 MICRO_BATCHES, STAGES = 32, 4
 ACTION_BAR_S = 500e-6

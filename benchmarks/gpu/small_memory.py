@@ -15,8 +15,8 @@ from penstock.capture.capture import capture_model
 from penstock.device import allocated_bytes
 from penstock.plan.plan import Plan, Stage, StateOn
 from penstock.plan_here import measured_steps
+from penstock.runtime.options import Safety, Update
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Safety, Update
 
 STEPS = 5
 ADAM_STATE, FLOAT32_BAR, QUANTISED_BAR = 2.0, 1e-5, 1e-3

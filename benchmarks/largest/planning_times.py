@@ -21,9 +21,9 @@ from published_runs import (
 from penstock.errors import Infeasible
 from penstock.plan.plan import Plan
 from penstock.plan.problem import micro_batch_sizes_of
-from penstock.planning.answers import TimeLimit, find_plan
-from penstock.planning.planning_problem import schedules_named
-from penstock.planning.tensor_groups import on_groups
+from penstock.planners.find_plan import TimeLimit, find_plan
+from penstock.planners.problem import schedules_named
+from penstock.planners.tensor_groups import on_groups
 from penstock.simulate.score import make_score
 
 QUESTIONS = (

@@ -13,7 +13,7 @@ from penstock.costs.sharding import with_sharding
 from penstock.measure.hardware import HARDWARE
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import MEMORY_RESERVE, PlanningProblem
-from penstock.planning.tensor_groups import on_groups, without_groups
+from penstock.planners.tensor_groups import on_groups, without_groups
 from penstock.simulate.simulation import Prediction, simulate_plan
 
 PUBLISHED = Path(__file__).parent / "published.toml"

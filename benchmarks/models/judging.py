@@ -13,13 +13,13 @@ from tiny import tiny_config
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from penstock.capture.batch_call import loss_in_result
+from penstock.capture.batch.call import loss_in_result
 from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
+from penstock.runtime.options import Safety
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Safety
 
 LIMIT = 1e-4
 STAGES = 3

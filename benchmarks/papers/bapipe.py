@@ -12,9 +12,9 @@ from reproduction.published import BAPIPE_DEEPER, BAPIPE_FASTER, without_norms
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.toml_file import find_cluster
 from penstock.errors import Infeasible
-from penstock.planning.planning_problem import planning_problem
+from penstock.planners.problem import planning_problem
+from penstock.planners.search.search import PLANNERS
 from penstock.profile.find import find_profile
-from penstock.search.search import PLANNERS
 from penstock.simulate.score import make_score
 
 PAPER = "BaPipe"

@@ -16,7 +16,7 @@ from penstock.plan.problem import PlanningProblem
 from penstock.planners.dapple.dapple import dapple
 from penstock.planners.data_parallel import data_parallel
 from penstock.planners.pipedream.pipedream import pipedream
-from penstock.planning.planning_problem import planning_problem
+from penstock.planners.problem import planning_problem
 from penstock.profile.find import find_profile
 from penstock.simulate.score import make_score
 

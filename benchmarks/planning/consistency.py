@@ -18,7 +18,7 @@ from typing import NamedTuple
 from penstock.cluster.cluster import Cluster
 from penstock.errors import Infeasible
 from penstock.plan.problem import PlanningProblem
-from penstock.planning.answers import find_plan
+from penstock.planners.find_plan import find_plan
 from penstock.simulate.score import make_score
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -18,9 +18,9 @@ from penstock.costs.lower_bound import gap, lower_bound_s
 from penstock.errors import Infeasible
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
+from penstock.planners.find_plan import TimeLimit, find_plan
+from penstock.planners.problem import planning_problem
 from penstock.planners.registry import STARTING_PLANNERS
-from penstock.planning.answers import TimeLimit, find_plan
-from penstock.planning.planning_problem import planning_problem
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.simulate.score import make_score
 

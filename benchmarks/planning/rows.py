@@ -5,20 +5,20 @@ from dataclasses import dataclass, replace
 from math import inf
 from time import perf_counter, process_time
 
+from penstock.advice.assessment import PlannedPipeline
+from penstock.advice.baselines import rivals_of
+from penstock.advice.compare import Comparison, compare_plans
+from penstock.advice.explain import explain_plan, explanation_words
 from penstock.cluster.cluster import Cluster, with_boundless_memory
 from penstock.cluster.toml_file import find_cluster
 from penstock.errors import Infeasible
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
-from penstock.planning.answers import score_until
-from penstock.planning.assessment import PlannedPipeline
-from penstock.planning.comparison import Comparison, compare_plans
-from penstock.planning.explanation import explain_plan, explanation_words
-from penstock.planning.planning_problem import AUTO, planning_problem, schedules_named
-from penstock.planning.rivals import rivals_of
+from penstock.planners.find_plan import score_until
+from penstock.planners.problem import AUTO, planning_problem, schedules_named
+from penstock.planners.search.search import PLANNERS, STARTING_PLANNERS, rescheduled
 from penstock.profile.find import find_profile
 from penstock.schedule.registry import FAMILIES
-from penstock.search.search import PLANNERS, STARTING_PLANNERS, rescheduled
 from penstock.simulate.score import make_score
 
 EXPLAINED_GAP = 0.05

@@ -30,11 +30,11 @@ from host_networks import PORT, joined_hosts
 from measured_runs import balanced, measured_costs, processor, run
 from other_load import other_load
 
-from penstock.jobs.job import Job
-from penstock.jobs.job_file import find_job
-from penstock.jobs.plan_job import new_plan
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
+from penstock.train.job import Job
+from penstock.train.job_file import find_job
+from penstock.train.plan_job import new_plan
 
 HERE = Path(__file__).parent
 JOBS = (

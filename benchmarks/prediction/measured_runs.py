@@ -7,9 +7,6 @@ from pathlib import Path
 from other_load import other_load
 
 from penstock.cluster.toml_file import write_cluster
-from penstock.jobs.job import Job
-from penstock.jobs.profile_job import cost_job
-from penstock.jobs.train import TrainRequest, train_job
 from penstock.plan.json_file import write_plan
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
@@ -18,6 +15,9 @@ from penstock.profile.json_file import write_profile
 from penstock.runtime.processes.heartbeat import LIMIT_S
 from penstock.runtime.processes.launch import launch_workers
 from penstock.runtime.processes.world import join_world
+from penstock.train.job import Job
+from penstock.train.profile_job import cost_job
+from penstock.train.train import TrainRequest, train_job
 
 
 def balanced(job: Job, costs: PlanningProblem, replicas: tuple[int, ...], schedule: str) -> Plan:

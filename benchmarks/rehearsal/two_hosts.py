@@ -27,15 +27,15 @@ from over_namespaces import rehearse_over_namespaces  # noqa: E402
 from torchrun_on_hosts import run_on_hosts, two_hosts  # noqa: E402
 
 from penstock.cluster.toml_file import read_cluster, write_cluster  # noqa: E402
-from penstock.document import write_text  # noqa: E402
+from penstock.files import write_text  # noqa: E402
 from penstock.plan.json_file import read_plan  # noqa: E402
 from penstock.profile.json_file import read_profile  # noqa: E402
 from penstock.rehearse.emulation import Emulation  # noqa: E402
 from penstock.rehearse.rehearsal import Rehearsal, differences  # noqa: E402
 from penstock.report.timelines_html import TimelinePanel, timelines_page  # noqa: E402
+from penstock.text import seconds_text  # noqa: E402
 from penstock.timeline.device_rows import gantt_rows  # noqa: E402
 from penstock.timeline.json_file import read_timeline  # noqa: E402
-from penstock.words import seconds_text  # noqa: E402
 
 GIGABIT = 125e6
 LIMIT_S = 900.0

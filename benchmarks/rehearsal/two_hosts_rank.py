@@ -30,17 +30,17 @@ from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.toml_file import read_cluster, write_cluster
-from penstock.document import json_text, write_text
+from penstock.files import json_text, write_text
 from penstock.measure.layer_times import measure_profile, measure_step_s_per_byte
 from penstock.measure.workers import median_profile
 from penstock.plan.json_file import write_plan
 from penstock.plan.plan import Plan
-from penstock.planning.answers import find_plan
-from penstock.planning.planning_problem import planning_problem
+from penstock.planners.find_plan import find_plan
+from penstock.planners.problem import planning_problem
 from penstock.profile.json_file import write_profile
 from penstock.profile.model_profile import ModelProfile
+from penstock.runtime.options import Safety
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Safety
 from penstock.simulate.score import make_score
 from penstock.timeline.json_file import write_timeline
 

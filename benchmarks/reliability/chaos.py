@@ -181,9 +181,9 @@ def main() -> None:
     is_root = os.geteuid() == 0
     kinds = [kind for kind in KINDS if kind in chosen.only and (is_root or not needs_root(kind))]
     # The runs are forked from this process, so that not each of them has to import torch.
-    import penstock.command_line.job_commands
-    import penstock.jobs.rank_program
-    import penstock.jobs.train  # noqa: F401
+    import penstock.commands.job_commands
+    import penstock.train.rank_program
+    import penstock.train.train  # noqa: F401
 
     # Not a TemporaryDirectory: a fork would remove it at its end.
     folder = Path(tempfile.mkdtemp(prefix="penstock-chaos-"))

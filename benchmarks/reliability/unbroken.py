@@ -67,9 +67,9 @@ def unbroken(ranks: int, transport: Transport, folder: Path) -> Unbroken:
 def estimated(ranks: int, run: Path) -> None:
     """Write estimated costs, a thousandfold: no busy core seems slower than planned."""
     from penstock.cluster.toml_file import local_cluster, write_cluster
-    from penstock.jobs.job_file import find_job
-    from penstock.jobs.profile_job import estimate_job
     from penstock.profile.json_file import write_profile
+    from penstock.train.job_file import find_job
+    from penstock.train.profile_job import estimate_job
 
     write_profile(estimate_job(find_job(JOB), ["cpu"])[0], run / COSTS[0])
     profile = json.loads((run / COSTS[0]).read_text())

@@ -15,8 +15,8 @@ from torch.distributed.pipelining._backward import stage_backward_input, stage_b
 
 from penstock.capture.capture import capture_model
 from penstock.plan.ordering import order_of
+from penstock.runtime.options import Safety
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Safety
 from penstock.runtime.transport.transport import TransportChoice
 from penstock.schedule.action import Action
 

@@ -30,11 +30,11 @@ from penstock.measure.links import cluster_of, measure_pairs
 from penstock.measure.workers import profile_and_speeds
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PREDICTION_ERROR, SHARED_CORES_ERROR
-from penstock.planning.answers import find_plan
-from penstock.planning.planning_problem import planning_problem
+from penstock.planners.find_plan import find_plan
+from penstock.planners.problem import planning_problem
 from penstock.profile.model_profile import ModelProfile
+from penstock.runtime.options import Safety
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Safety
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import simulate_plan
 

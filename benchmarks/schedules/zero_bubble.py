@@ -19,9 +19,9 @@ from time import process_time
 
 import numpy as np
 
-from penstock.schedule.bound import makespan_bound_s
 from penstock.schedule.clock import makespan_s, memory_peaks_bytes
 from penstock.schedule.searched.automatic_zero_bubble import zero_bubble
+from penstock.schedule.searched.bound import makespan_bound_s
 from penstock.schedule.shape import PipelineShape, StageCost, folded
 from penstock.schedule.validate import validate
 

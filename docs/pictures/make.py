@@ -20,12 +20,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from schedules import table_row, timeline_of
 
+from penstock.advice.compare import Comparisons, best_first, compare_plans
 from penstock.cluster.toml_file import find_cluster
-from penstock.planning.comparison import Comparisons, best_first, compare_plans
-from penstock.planning.planning_problem import planning_problem
+from penstock.planners.problem import planning_problem
+from penstock.planners.search.search import PLANNERS
 from penstock.profile.find import find_profile
 from penstock.schedule.registry import FAMILIES
-from penstock.search.search import PLANNERS
 from penstock.timeline.plot import plot_timeline, write_picture
 
 HERE = Path(__file__).parent

@@ -1,12 +1,14 @@
 """The exported names, for type checkers; `__init__.py` imports each when it is first used."""
 
-from penstock.ask_planner import compare_planners as compare_planners
-from penstock.ask_planner import plan_pipeline as plan_pipeline
-from penstock.capture.batch_part import BatchPart as BatchPart
+from penstock.advice.choose_cluster import choose_cluster as choose_cluster
+from penstock.advice.choose_cluster import plan_on_clusters as plan_on_clusters
+from penstock.advice.plan_pipeline import compare_planners as compare_planners
+from penstock.advice.plan_pipeline import plan_pipeline as plan_pipeline
+from penstock.capture.batch.found_lengths import find_dynamic as find_dynamic
+from penstock.capture.batch.lengths import Length as Length
+from penstock.capture.batch.part import BatchPart as BatchPart
 from penstock.capture.capture import capture_model as capture_model
 from penstock.capture.chain import Chain as Chain
-from penstock.capture.found_lengths import find_dynamic as find_dynamic
-from penstock.capture.lengths import Length as Length
 from penstock.cluster.cluster import Cluster as Cluster
 from penstock.cluster.cluster import Device as Device
 from penstock.cluster.cluster import Host as Host
@@ -30,8 +32,6 @@ from penstock.plan.json_file import write_plan as write_plan
 from penstock.plan.plan import Plan as Plan
 from penstock.plan.plan import Stage as Stage
 from penstock.plan.problem import PlanningProblem as PlanningProblem
-from penstock.planning.hardware_choice import choose_cluster as choose_cluster
-from penstock.planning.hardware_choice import plan_on_clusters as plan_on_clusters
 from penstock.profile.find import find_profile as find_profile
 from penstock.profile.json_file import read_profile as read_profile
 from penstock.profile.json_file import write_profile as write_profile
@@ -50,17 +50,17 @@ from penstock.runtime.callbacks import stop_early as stop_early
 from penstock.runtime.checkpoints.checkpoint import read_state as read_state
 from penstock.runtime.checkpoints.loader_state import ResumableLoader as ResumableLoader
 from penstock.runtime.metrics import StepMetrics as StepMetrics
+from penstock.runtime.options import Safety as Safety
+from penstock.runtime.options import Update as Update
 from penstock.runtime.pipeline import Pipeline as Pipeline
 from penstock.runtime.plan_for_ranks import plan_for_ranks as plan_for_ranks
 from penstock.runtime.processes.launch import launch_workers as launch_workers
-from penstock.runtime.settings import Safety as Safety
-from penstock.runtime.settings import Update as Update
 from penstock.runtime.tables import Constraints as Constraints
 from penstock.runtime.tables import LossScaling as LossScaling
 from penstock.runtime.tables import Weights as Weights
 from penstock.runtime.trackers import track as track
+from penstock.runtime.update.average import ExponentialAverage as ExponentialAverage
 from penstock.runtime.user_metrics import Evaluation as Evaluation
-from penstock.runtime.weight_average import ExponentialAverage as ExponentialAverage
 from penstock.simulate.simulation import simulate_plan as simulate_plan
 
 __version__: str

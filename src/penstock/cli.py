@@ -14,8 +14,8 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
-from penstock.command_line.options import with_options
-from penstock.command_line.terminal import print_error, silence_output
+from penstock.commands.options import with_options
+from penstock.commands.terminal import print_error, silence_output
 from penstock.errors import INTERRUPTED, SIGNALLED, RunFailed
 from penstock.waiting import print_bare_lines
 
@@ -37,7 +37,7 @@ COMMANDS = {
     "list": "job_commands.catalogue",
     "doctor": "doctor_command.doctor",
 }
-"""Commands by name: paths of functions, relative to `penstock.command_line`."""
+"""Commands by name: paths of functions, relative to `penstock.commands`."""
 
 COMPLETING = "_PENSTOCK_COMPLETE"
 """The environment variable by which a shell requests that typer completes a line."""
@@ -74,7 +74,7 @@ def app_of(names: Iterable[str] = tuple(COMMANDS)) -> typer.Typer:
     app.callback()(penstock)
     for name in names:
         module, _, function = COMMANDS[name].rpartition(".")
-        command = vars(import_module(f"penstock.command_line.{module}"))[function]
+        command = vars(import_module(f"penstock.commands.{module}"))[function]
         app.command(name, short_help=SHORT_HELP.get(name))(with_options(command))
     return app
 

@@ -16,8 +16,8 @@ import torch
 
 from penstock.errors import BadInput
 from penstock.machine import FreeMemory, free_host_memory, usable_memory_bytes
+from penstock.text import size_text
 from penstock.torch_internals import GPU_SLEEP
-from penstock.words import size_text
 
 GPU = "cuda"
 

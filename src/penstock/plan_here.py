@@ -25,15 +25,15 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from penstock.capture.contract import Batch
+from penstock.capture.forward.materialise import named_tensors
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.materialise import named_tensors
-from penstock.capture.stage_program import Batch
-from penstock.capture.stand_ins import with_values
+from penstock.capture.record.stand_ins import with_values
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.toml_file import cluster_from_toml, cluster_text
 from penstock.device import check_room, is_gpu, kind_of
-from penstock.document import parse_json, read_text, write_text
 from penstock.errors import BadInput, Infeasible
+from penstock.files import parse_json, read_text, write_text
 from penstock.machine import usable_cores
 from penstock.measure.layer_times import measure_profile, measure_step_s_per_byte
 from penstock.measure.links import (
@@ -55,20 +55,20 @@ from penstock.plan.problem import (
     PlanningProblem,
     micro_batch_sizes_of,
 )
-from penstock.planning.answers import find_plan
-from penstock.planning.planning_problem import planning_problem
+from penstock.planners.find_plan import find_plan
+from penstock.planners.problem import planning_problem
 from penstock.profile.json_file import profile_from_json, profile_to_json
 from penstock.profile.model_profile import ModelProfile
+from penstock.runtime.options import MakeOptimizer, Options
 from penstock.runtime.processes.heartbeat import doing
 from penstock.runtime.processes.world import World, join_world
-from penstock.runtime.settings import MakeOptimizer, Options
-from penstock.runtime.steps.host_state import HostState
-from penstock.runtime.steps.training import made_of, smallest_matrix, state_bytes_of
 from penstock.runtime.tables import Constraints
+from penstock.runtime.update.host_state import HostState
+from penstock.runtime.update.training import made_of, smallest_matrix, state_bytes_of
 from penstock.simulate.score import make_score
+from penstock.text import counted, seconds_text
 from penstock.torch_internals import BatchNorm
 from penstock.waiting import say
-from penstock.words import counted, seconds_text
 
 REPEATS = 5
 

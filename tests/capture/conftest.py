@@ -12,8 +12,8 @@ import torch
 import transformers
 from torch import nn
 
+from penstock.capture.contract import StageProgram
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.stage_program import StageProgram
 
 # Sums in another order than the unsplit model's: gradients of received tensors are added up.
 RELATIVE_TOLERANCE = 1e-9

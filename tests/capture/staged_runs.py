@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from penstock.capture.capture import capture_model
+from penstock.capture.forward.partial_forward import RunContext
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.record.absent import Absent
-from penstock.capture.stage.stage import RunContext
 
 WAYS = ("together", "ranks", "interleaved")
 

@@ -5,7 +5,7 @@ from collections import UserDict
 import pytest
 import torch
 
-from penstock.capture.batch_layout import layout_of, layouts_of
+from penstock.capture.batch.layout import layout_of, layouts_of
 from penstock.errors import BadInput
 
 

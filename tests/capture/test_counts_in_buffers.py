@@ -11,9 +11,9 @@ from torch.nn import functional
 from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
+from penstock.runtime.options import Safety
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Safety
-from penstock.runtime.stages.building import check_counts, check_plan_fits
+from penstock.runtime.stage.building import check_counts, check_plan_fits
 
 SIZE = 6
 THREE_RANKS = SimpleNamespace(size=3)

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.capture.batch_layout import layout_of
-from penstock.capture.found_lengths import find_dynamic
+from penstock.capture.batch.found_lengths import find_dynamic
+from penstock.capture.batch.layout import layout_of
 from penstock.errors import BadInput
 
 

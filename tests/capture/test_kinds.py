@@ -8,10 +8,10 @@ from kind_models import LAYERS, batch_of, captions, loss_of
 from torch import nn
 from torch.nn import functional
 
+from penstock.capture.batch.lengths import Dynamic
 from penstock.capture.capture import capture_model
 from penstock.capture.kinds import kind_of
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.lengths import Dynamic
 from penstock.errors import BadInput
 
 

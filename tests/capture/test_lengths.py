@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from penstock.capture.batch.lengths import Dynamic, Length
 from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.lengths import Dynamic, Length
 from penstock.errors import BadInput, CaptureFailed
 
 VOCABULARY = 31

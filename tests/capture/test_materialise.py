@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from penstock.capture.capture import capture_model
 from penstock.capture.chain import Chain
-from penstock.capture.materialise import materialise
+from penstock.capture.forward.materialise import materialise
 from penstock.errors import BadInput
 
 

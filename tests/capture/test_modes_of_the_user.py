@@ -9,8 +9,8 @@ from torch.overrides import TorchFunctionMode
 
 from penstock.capture.capture import capture_model
 from penstock.plan.plan import Plan, Stage
+from penstock.runtime.options import Safety
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Safety
 
 
 class Passing(TorchFunctionMode):

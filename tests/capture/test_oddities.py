@@ -16,8 +16,8 @@ from torch.nn import functional
 from penstock.capture.capture import capture_model
 from penstock.errors import CaptureFailed
 from penstock.plan.plan import Plan, Stage
+from penstock.runtime.options import Safety
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Safety
 
 torch.manual_seed(0)
 BATCH = (torch.randn(6, 4).double(), torch.randint(3, (6,)))

@@ -11,8 +11,8 @@ from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
 from penstock.measure.layer_times import measure_profile
 from penstock.plan.plan import Plan, Stage
+from penstock.runtime.options import Safety
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Safety
 
 BOOKS, WORDS, PATCHES = 3, 5, 4
 

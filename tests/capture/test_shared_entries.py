@@ -7,8 +7,8 @@ from runtime.shared_cases import LENGTH, Placed, batch_of
 from torch import nn
 from torch.nn import functional
 
+from penstock.capture.batch.found_lengths import find_dynamic
 from penstock.capture.capture import capture_model
-from penstock.capture.found_lengths import find_dynamic
 from penstock.errors import BadInput, CaptureFailed
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from torch import nn
 
-from penstock.capture.tensor_split import own_table
+from penstock.capture.cut.tensor_split import own_table
 from penstock.errors import BadInput
 
 

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from penstock.capture.batch_layout import layout_of
+from penstock.capture.batch.found_lengths import find_dynamic
+from penstock.capture.batch.layout import layout_of
 from penstock.capture.capture import capture_model
-from penstock.capture.found_lengths import find_dynamic
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
+from penstock.runtime.options import Safety
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Safety
 
 
 class Net(nn.Module):

@@ -4,9 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from advice_strategies import clusters
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planning_strategies import clusters
 
 from penstock.cluster import toml_file
 from penstock.cluster.cluster import Cluster, Device, Host, Link, unknown_memory_words
@@ -22,7 +22,7 @@ from penstock.cluster.toml_file import (
 )
 from penstock.errors import BadInput
 from penstock.measure.hardware import hardware_named
-from penstock.planning.tensor_groups import grouped_cluster, one_each
+from penstock.planners.tensor_groups import grouped_cluster, one_each
 
 TWO_HOSTS = """
 name = "two hosts"

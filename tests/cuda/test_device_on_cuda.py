@@ -18,8 +18,8 @@ from penstock import device as devices
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.clock import clock_for
+from penstock.runtime.options import Safety
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Safety
 
 pytestmark = [pytest.mark.cuda, pytest.mark.filterwarnings("ignore")]
 

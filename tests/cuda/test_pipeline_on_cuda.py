@@ -21,8 +21,8 @@ from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.examples.gpt_text import Gpt, next_byte_loss
 from penstock.measure.layer_times import measure_profile
 from penstock.plan.plan import Plan, Stage
+from penstock.runtime.options import Safety
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Safety
 from penstock.simulate.simulation import simulate_plan
 
 pytestmark = [pytest.mark.cuda, pytest.mark.filterwarnings("ignore")]

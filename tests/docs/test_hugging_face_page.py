@@ -28,7 +28,7 @@ def test_each_argument_of_the_trainer_is_in_a_table() -> None:
 
 def test_what_the_page_says_is_refused_is_refused() -> None:
     pytest.importorskip("transformers")
-    from penstock.loops.hugging_face import REFUSED
+    from penstock.integrations.loops.hugging_face import REFUSED
 
     refused = PAGE.partition("Refused by name")[2].partition("Does not matter")[0]
     told = set(re.findall(r"`(\w+)`", refused))

@@ -11,8 +11,8 @@ from pydoc_data.topics import topics
 
 import pytest
 
-from penstock.jobs.job_file import find_job
-from penstock.jobs.profile_job import built_model
+from penstock.train.job_file import find_job
+from penstock.train.profile_job import built_model
 
 PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "job-files.md").read_text(encoding="utf-8")
 EXISTING, _, OWN = PAGE.partition("\n## From functions\n")

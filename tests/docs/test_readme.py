@@ -4,9 +4,9 @@ from importlib import import_module
 from pathlib import Path
 
 from penstock.cli import COMMANDS
-from penstock.command_line.options import with_options
+from penstock.commands.options import with_options
+from penstock.planners.search.search import PLANNERS
 from penstock.schedule.registry import FAMILIES
-from penstock.search.search import PLANNERS
 
 ROOT = Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -77,7 +77,7 @@ def test_the_command_line_reference_names_every_command_and_option() -> None:
         )
     }
     commands = {
-        name: getattr(import_module(f"penstock.command_line.{place}"), function)
+        name: getattr(import_module(f"penstock.commands.{place}"), function)
         for name, (place, function) in ((n, p.split(".")) for n, p in COMMANDS.items())
     }
     assert set(sections) == set(commands)

@@ -10,12 +10,12 @@ import pytest
 
 import penstock
 from penstock import errors
-from penstock.capture.lengths import Length
-from penstock.jobs.job import Job, OptimizerSettings, TensorSettings
-from penstock.jobs.job_file import KEYS
-from penstock.jobs.samples import HELD_OUT
+from penstock.capture.batch.lengths import Length
 from penstock.plan.json_file import CostEntry, PlanEntry, StageEntry, read_plan
 from penstock.runtime.tables import LossScaling, Weights
+from penstock.train.job import Job, OptimizerSettings, TensorSettings
+from penstock.train.job_file import KEYS
+from penstock.train.samples import HELD_OUT
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "files.md").read_text(encoding="utf-8")
 JOB_PART, PLAN_PART = PAGE.split("\n## ")[1:]

@@ -10,10 +10,10 @@ from torch import nn
 
 from penstock.errors import BadInput
 from penstock.examples import digits, gpt_text
-from penstock.jobs import JOBS
-from penstock.jobs.job import Job
-from penstock.jobs.job_file import find_job
-from penstock.jobs.optimizers import learning_rate_schedule, optimizer_factory
+from penstock.train import JOBS
+from penstock.train.job import Job
+from penstock.train.job_file import find_job
+from penstock.train.optimizers import learning_rate_schedule, optimizer_factory
 
 JOB_NAMES = tuple(JOBS)
 

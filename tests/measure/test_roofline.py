@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional
 
 from penstock.capture.capture import Granularity, capture_model
+from penstock.capture.contract import Batch
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.stage_program import Batch
 from penstock.cluster.toml_file import find_cluster
 from penstock.errors import BadInput
 from penstock.measure.hardware import HARDWARE, hardware_named
@@ -21,7 +21,7 @@ from penstock.measure.layer_runs import LayerRun
 from penstock.measure.layer_times import measure_profile
 from penstock.measure.roofline import estimate_profile
 from penstock.plan.plan import Plan, Stage
-from penstock.planning.planning_problem import planning_problem
+from penstock.planners.problem import planning_problem
 from penstock.profile.json_file import read_profile, write_profile
 from penstock.profile.model_profile import LayerCost
 from penstock.simulate.simulation import simulate_plan

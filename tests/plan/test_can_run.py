@@ -6,7 +6,6 @@ import pytest
 
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.errors import BadInput
-from penstock.jobs.plan_job import check_layers
 from penstock.plan.ordering import (
     has_forwards_first,
     order_of,
@@ -14,11 +13,12 @@ from penstock.plan.ordering import (
     stage_refusal,
 )
 from penstock.plan.plan import Plan, Stage
-from penstock.planning.answers import find_plan
-from penstock.planning.planning_problem import planning_problem, schedules_named
+from penstock.planners.find_plan import find_plan
+from penstock.planners.problem import planning_problem, schedules_named
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.schedule.registry import FAMILIES
 from penstock.simulate.score import make_score
+from penstock.train.plan_job import check_layers
 
 second = Affine(0.0, 1.0)
 LAYERS = tuple(LayerCost(f"layer{i}", second, second, second, 100) for i in range(4))

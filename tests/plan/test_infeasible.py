@@ -5,8 +5,8 @@ from math import inf
 from typing import Any
 
 import pytest
+from advice_strategies import problems
 from hypothesis import given, settings
-from planning_strategies import problems
 
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.cluster.toml_file import find_cluster
@@ -17,11 +17,11 @@ from penstock.costs.tables import whole_chain
 from penstock.errors import Infeasible
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.dynamic_program import candidates, table_of
-from penstock.planning.answers import find_plan
-from penstock.planning.planning_problem import planning_problem
+from penstock.planners.find_plan import find_plan
+from penstock.planners.problem import planning_problem
+from penstock.planners.search.search import PLANNERS
 from penstock.profile.find import find_profile
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
-from penstock.search.search import PLANNERS
 from penstock.simulate.score import make_score
 
 

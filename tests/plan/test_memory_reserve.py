@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ask_planner import plan_pipeline
+from penstock.advice.plan_pipeline import plan_pipeline
 from penstock.cluster.cluster import Cluster, Device, Host, with_memory_reserve
 from penstock.cluster.toml_file import cluster_from_toml, write_cluster
 from penstock.errors import BadInput, Infeasible
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
-from penstock.planning.planning_problem import planning_problem
+from penstock.planners.problem import planning_problem
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.simulate.simulation import simulate_plan
 

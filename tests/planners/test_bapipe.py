@@ -22,7 +22,7 @@ from penstock.planners.bapipe.bapipe import (
 from penstock.planners.bapipe.formulas import features_kept, pace_s
 from penstock.planners.choice import Candidate
 from penstock.planners.data_parallel import data_parallel
-from penstock.planning.planning_problem import planning_problem
+from penstock.planners.problem import planning_problem
 from penstock.profile.find import find_profile
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.simulate.score import make_score

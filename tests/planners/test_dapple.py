@@ -4,9 +4,9 @@ from dataclasses import replace
 from math import inf
 
 import pytest
+from advice_strategies import problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planning_strategies import problems
 from reference.plain_dapple import every_latency_s, plan_latency_s, slides_s
 
 from penstock.cluster.cluster import Cluster, Device, Host
@@ -18,8 +18,8 @@ from penstock.planners.dapple.dapple import dapple_candidates, search_of
 from penstock.planners.dapple.groups import Groups
 from penstock.planners.dapple.latency import latency_s, pivot_of
 from penstock.planners.dapple.placement import POLICIES, occupancies
+from penstock.planners.search.search import PLANNERS
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
-from penstock.search.search import PLANNERS
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import simulate_plan
 

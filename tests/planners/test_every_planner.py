@@ -4,16 +4,16 @@ from dataclasses import replace
 from math import inf
 
 import pytest
+from advice_strategies import problems
 from hypothesis import example, given, settings
-from planning_strategies import problems
 from reference.every_plan import every_plan, every_plan_at_all
 
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.costs.leanest import device_orders
 from penstock.errors import Infeasible
 from penstock.plan.problem import PlanningProblem
+from penstock.planners.search.search import PLANNERS
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
-from penstock.search.search import PLANNERS
 from penstock.simulate.score import make_score
 
 ROUNDING = 1e-9

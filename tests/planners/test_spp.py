@@ -7,9 +7,9 @@ from math import inf
 
 import numpy as np
 import pytest
+from advice_strategies import problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planning_strategies import problems
 from reference.every_plan import every_plan
 from statistics_price import slowest_replica_s
 
@@ -25,6 +25,7 @@ from penstock.costs.tables import whole_chain
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.coarse_chain import device_line, few_sizes, few_sizes_for_tables, likely_cuts
+from penstock.planners.problem import planning_problem
 from penstock.planners.spp.device_order import (
     device_weights,
     merge_twins,
@@ -33,7 +34,6 @@ from penstock.planners.spp.device_order import (
 )
 from penstock.planners.spp.partition import partition
 from penstock.planners.spp.spp import MOST_CUTS, spp, spp_on_order
-from penstock.planning.planning_problem import planning_problem
 from penstock.profile.find import find_profile
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.simulate.score import make_score

@@ -10,7 +10,7 @@ from penstock.cluster.toml_file import find_cluster
 from penstock.costs.stage_costs import device_memory_bytes
 from penstock.errors import BadInput
 from penstock.plan.plan import Stage
-from penstock.planning.planning_problem import planning_problem
+from penstock.planners.problem import planning_problem
 from penstock.profile import built_in
 from penstock.profile.built_in import MODELS, model_from_table
 from penstock.profile.find import find_profile

@@ -5,10 +5,10 @@ from math import inf
 
 from penstock.errors import BadInput
 from penstock.schedule.action import Action
-from penstock.schedule.bound import kinds_of
 from penstock.schedule.clock import makespan_s, memory_peaks_bytes
 from penstock.schedule.order import Order
 from penstock.schedule.schedule import Schedule
+from penstock.schedule.searched.bound import kinds_of
 from penstock.schedule.shape import PipelineShape
 from penstock.schedule.validate import in_flight_peaks
 

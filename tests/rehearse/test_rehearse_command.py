@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from rehearse.rehearsal_cases import layered, straight, two_hosts
 
+from penstock.advice.plan_files import prediction_path
 from penstock.cluster.toml_file import write_cluster
-from penstock.document import json_text
+from penstock.files import json_text
 from penstock.plan.json_file import write_plan
-from penstock.planning.plan_files import prediction_path
 from penstock.profile.json_file import write_profile
 from penstock.profile.model_profile import ModelProfile
 from penstock.simulate.simulation import simulate_plan

@@ -12,9 +12,9 @@ from penstock.plan.plan import Plan, Stage
 from penstock.report.page import page_html, write_report
 from penstock.report.record import RunRecord, read_run
 from penstock.simulate.simulation import simulate_plan
+from penstock.text import seconds_text
 from penstock.timeline.metrics import COMPUTE, iteration_s
 from penstock.timeline.palette import LIGHT, TINTS
-from penstock.words import seconds_text
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.cluster.toml_file import find_cluster
 from penstock.plan.problem import PlanningProblem
-from penstock.planning.planning_problem import planning_problem
+from penstock.planners.problem import planning_problem
 from penstock.profile import built_in
 from penstock.profile.built_in import model_from_table
 from penstock.profile.find import find_profile

@@ -13,7 +13,7 @@ from pipelines_of_any_plan import Pipeline
 from penstock.capture.capture import capture_model
 from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.settings import Safety
+from penstock.runtime.options import Safety
 
 NEAR = 1e-9
 KINDS = (0, 1, 1, 0, 1, 0, 0, 1)

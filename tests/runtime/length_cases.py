@@ -9,11 +9,11 @@ from pipelines_of_any_plan import Pipeline
 from torch import nn
 from torch.nn import functional
 
+from penstock.capture.batch.lengths import Length
 from penstock.capture.capture import capture_model
-from penstock.capture.lengths import Length
 from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.settings import Safety
+from penstock.runtime.options import Safety
 
 VOCABULARY, WIDTH, LONGEST = 23, 8, 512
 UNLIKE = (

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 from transformers import default_data_collator
 
-from penstock.capture.batch_part import BatchPart
+from penstock.capture.batch.part import BatchPart
 from penstock.capture.capture import capture_model
 from penstock.plan.plan import Plan
 from penstock.runtime.checkpoints.loader_state import ResumableLoader

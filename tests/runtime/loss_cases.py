@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from penstock.capture.capture import capture_model
-from penstock.capture.stage_program import Loss
+from penstock.capture.contract import Loss
 
 ROWS = 6
 WORDS = 5

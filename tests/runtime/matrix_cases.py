@@ -21,7 +21,7 @@ from penstock.capture.capture import capture_model
 from penstock.capture.chain import Chain
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput, PenstockError, RunFailed
-from penstock.runtime.settings import Safety
+from penstock.runtime.options import Safety
 from penstock.runtime.transport.shared_memory import rings
 
 DEVICE = torch.device("cpu")

@@ -12,7 +12,7 @@ from runtime.pipeline_cases import join
 from torch import nn
 from torch.nn import functional
 
-from penstock.capture.batch_part import BatchPart
+from penstock.capture.batch.part import BatchPart
 from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import SplitTable
 from penstock.errors import PenstockError

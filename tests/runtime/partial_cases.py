@@ -26,7 +26,7 @@ from penstock.measure.same_work import parameters_of
 from penstock.plan.plan import Stage
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
 from penstock.runtime.measured_memory import lasting_tensors, storage_bytes
-from penstock.runtime.settings import Update
+from penstock.runtime.options import Update
 from penstock.runtime.tables import Constraints
 from penstock.simulate.catalogue import Catalogue
 from penstock.simulate.instances import StageUse

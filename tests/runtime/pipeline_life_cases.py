@@ -19,16 +19,16 @@ from torch.nn import functional
 
 from penstock.capture.capture import capture_model
 from penstock.capture.chain import Chain
+from penstock.capture.contract import TensorSpec
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.stage_program import TensorSpec
 from penstock.errors import BadInput, PenstockError
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.callbacks import Closing, Event
 from penstock.runtime.evaluation.inference import RankOutputs
+from penstock.runtime.options import Safety
 from penstock.runtime.processes.heartbeat import HEARTBEAT
 from penstock.runtime.processes.world import connection_is_lost, has_timed_out, join_world
-from penstock.runtime.settings import Safety
-from penstock.runtime.stages.shards import copy_values
+from penstock.runtime.stage.shards import copy_values
 from penstock.runtime.tables import Constraints
 from penstock.runtime.transport.shared_memory import segments
 

@@ -12,8 +12,8 @@ from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
+from penstock.runtime.options import Update
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Update
 from penstock.runtime.tables import Weights
 
 KINDS = ("int8", "int4", "nf4")

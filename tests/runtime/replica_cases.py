@@ -8,13 +8,13 @@ import torch
 import torch.distributed as dist
 from pipelines_of_any_plan import Pipeline
 from runtime.pipeline_cases import MICRO_BATCHES, plan_of
-from runtime.steps.bad_number_cases import LAYERS, ROWS, Block, batch_of
+from runtime.update.bad_number_cases import LAYERS, ROWS, Block, batch_of
 from torch import nn
 from torch.optim import AdamW
 
 from penstock.capture.chain import Chain
 from penstock.errors import PenstockError
-from penstock.runtime.settings import Safety
+from penstock.runtime.options import Safety
 from penstock.runtime.tables import Constraints
 
 

@@ -34,12 +34,12 @@ from torch.utils.checkpoint import checkpoint
 from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
-from penstock.jobs.optimizers import MuonWithAdamW
 from penstock.plan.choices import REFUSED
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.settings import Safety
-from penstock.runtime.stages.parameter_shards import Unit
+from penstock.runtime.options import Safety
+from penstock.runtime.stage.parameter_shards import Unit
 from penstock.runtime.tables import Constraints
+from penstock.train.optimizers import MuonWithAdamW
 
 TOLERANCE = 1e-10
 """Sums over ranks and micro-batches in another order than on one device."""

@@ -8,7 +8,7 @@ from runtime.part_cases import adam, cut, join, seeded
 from torch import nn
 from torch.nn import functional
 
-from penstock.capture.batch_part import BatchPart
+from penstock.capture.batch.part import BatchPart
 from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan

@@ -15,7 +15,7 @@ from runtime.matrix_plans import Case
 from torch import nn
 
 from penstock.plan.plan import Plan
-from penstock.runtime.settings import Safety, StateOn, Update
+from penstock.runtime.options import Safety, StateOn, Update
 from penstock.runtime.tables import Constraints
 
 STEPS = 3

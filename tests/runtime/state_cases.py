@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from penstock.capture.capture import capture_model
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.settings import Safety
+from penstock.runtime.options import Safety
 
 ROWS, CLASSES, STEPS = 8, 5, 4
 LIMIT = 1e-9

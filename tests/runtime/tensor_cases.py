@@ -32,7 +32,7 @@ from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.settings import Safety
+from penstock.runtime.options import Safety
 from penstock.torch_internals import forget_groups, own_parameters
 
 VOCABULARY, SEQUENCE, WIDTH, HEADS = 24, 6, 16, 4

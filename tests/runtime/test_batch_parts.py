@@ -9,7 +9,7 @@ from runtime import counted_reading, loaders_of_parts, part_cases
 from runtime.counted_reading import BATCH, INPUT_BYTES, SAMPLES, TARGET_BYTES
 from runtime.part_cases import CASES
 
-from penstock.capture.batch_part import BatchPart
+from penstock.capture.batch.part import BatchPart
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.batch_needs import BatchNeeds, LeafNeed

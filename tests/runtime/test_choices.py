@@ -9,7 +9,7 @@ from pipelines_of_any_plan import Pipeline
 from runtime import test_tensor_groups
 from runtime.gradients import test_gradients
 from runtime.sharding_cases import RUNS, TiedChain, choices_for, choosing, every_run
-from runtime.stages import test_compile
+from runtime.stage import test_compile
 from torch import nn
 from torch.optim import SGD
 

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from penstock.errors import BadInput
-from penstock.jobs.job import Job, OptimizerSettings, TensorSettings
 from penstock.plan.choices import CHOICES
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.conflicts import (
@@ -19,9 +18,10 @@ from penstock.runtime.conflicts import (
     uses_of,
     uses_of_training,
 )
+from penstock.runtime.options import Update
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Update
 from penstock.runtime.tables import Constraints
+from penstock.train.job import Job, OptimizerSettings, TensorSettings
 
 PLAN = Plan((Stage(range(2), (0,), (2,)),), 2, 2, "pipedream")
 

@@ -8,7 +8,7 @@ import torch
 from runtime.transport.stream_model import boundaries_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from penstock.capture.batch_part import PartialLeaf
+from penstock.capture.batch.part import PartialLeaf
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.clock import StepClock
 from penstock.runtime.program import DeviceCopies, Program, lower

@@ -20,8 +20,8 @@ from torch.nn import functional
 from penstock.capture.capture import capture_model
 from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
+from penstock.runtime.options import Safety
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Safety
 
 STEPS, ROWS, WIDTH, CLASSES = 10, 6, 5, 3
 NEAR = 1e-9

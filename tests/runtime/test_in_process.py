@@ -15,9 +15,9 @@ from penstock.capture.chain import Chain
 from penstock.plan.in_one_process import in_one_process
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan, Stage
+from penstock.runtime.options import Safety
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
-from penstock.runtime.settings import Safety
 from penstock.schedule.dependencies import predecessors
 from penstock.schedule.registry import FAMILIES
 

@@ -9,14 +9,14 @@ import torch
 from kind_models import Captions, batch_of, captions, decaying, loss_of, plain_step
 from runtime.kind_cases import KINDS, off, plan_of, run_kinds, run_refused
 
-from penstock.capture.batch_part import BatchPart
+from penstock.capture.batch.lengths import Dynamic, Length
+from penstock.capture.batch.part import BatchPart
 from penstock.capture.capture import capture_model
-from penstock.capture.lengths import Dynamic, Length
 from penstock.errors import BadInput, RunFailed
 from penstock.plan.plan import Plan, Stage
+from penstock.runtime.options import Safety
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
-from penstock.runtime.settings import Safety
 
 PLANS = {
     "the picture's layers are on the first rank": (plan_of((0, 4), (1, 1), "1f1b"), "auto"),

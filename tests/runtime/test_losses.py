@@ -19,15 +19,15 @@ from torch import nn
 from torch.nn import functional
 from torch.optim import SGD
 
+from penstock.capture.batch.lengths import Length
 from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.lengths import Length
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.micro_batches import cut_batch
+from penstock.runtime.options import Safety
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
-from penstock.runtime.settings import Safety
 
 NAMES = [
     *SUMS,

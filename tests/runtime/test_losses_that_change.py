@@ -22,8 +22,8 @@ from torch import nn
 
 from penstock.errors import PenstockError
 from penstock.plan.plan import Plan
+from penstock.runtime.options import Safety
 from penstock.runtime.processes.launch import launch_workers
-from penstock.runtime.settings import Safety
 
 HERE = Safety(transport="in-process")
 

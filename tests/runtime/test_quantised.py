@@ -25,7 +25,7 @@ from penstock.errors import BadInput
 from penstock.measure.layer_times import measure_profile
 from penstock.measure.roofline import estimate_profile
 from penstock.runtime.processes.launch import launch_workers
-from penstock.runtime.stages.building import give_values
+from penstock.runtime.stage.building import give_values
 
 # torchao's libraries for other Pythons, and what it says of itself when it is loaded.
 pytestmark = pytest.mark.filterwarnings("ignore")

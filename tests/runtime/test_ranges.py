@@ -12,10 +12,10 @@ from torch.nn import functional
 
 from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
+from penstock.runtime.options import Safety
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
-from penstock.runtime.settings import Safety
-from penstock.runtime.stages.building import check_counts
+from penstock.runtime.stage.building import check_counts
 
 
 def test_ranges_and_random_tensors_are_those_of_accumulated_steps() -> None:

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from runtime.replica_cases import FlipCase, noticed
 
 from penstock.errors import BadInput
+from penstock.runtime.options import Safety
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
 from penstock.runtime.replica_check import bit_sum
-from penstock.runtime.settings import Safety
 
 TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64)
 

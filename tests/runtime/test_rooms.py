@@ -8,7 +8,7 @@ import sys
 import pytest
 
 ASYNCHRONOUS = "penstock.runtime.asynchronous"
-MEETING = "penstock.runtime.steps.meeting"
+MEETING = "penstock.runtime.update.local_sgd"
 SHARED_MEMORY = "penstock.runtime.transport.shared_memory"
 
 

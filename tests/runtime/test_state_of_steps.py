@@ -12,9 +12,9 @@ from torch.nn import functional
 from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
+from penstock.runtime.options import Safety
 from penstock.runtime.processes.launch import launch_workers
-from penstock.runtime.settings import Safety
-from penstock.runtime.stages.building import check_plan_fits
+from penstock.runtime.stage.building import check_plan_fits
 
 
 @pytest.mark.parametrize("micro_batches", [pytest.param(1, marks=pytest.mark.slow), 2])

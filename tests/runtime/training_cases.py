@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from penstock.capture.chain import Chain
 from penstock.errors import PenstockError
-from penstock.runtime.settings import Safety
+from penstock.runtime.options import Safety
 
 BATCH = MICRO_BATCHES * ROWS
 CLIP_NORM = 0.05

@@ -10,10 +10,10 @@ from schedule_strategies import STYLES, small_shapes
 
 from penstock.errors import BadInput
 from penstock.schedule.action import KIND_CODES
-from penstock.schedule.bound import makespan_bound_s, preemptive_end_s
 from penstock.schedule.clock import makespan_s
 from penstock.schedule.families.early_backward import one_f_one_b
 from penstock.schedule.registry import FAMILIES
+from penstock.schedule.searched.bound import makespan_bound_s, preemptive_end_s
 from penstock.schedule.shape import PipelineShape, PlacementStyle, StageCost, folded
 from penstock.schedule.validate import validate
 from penstock.schedule.weight_rule import SYNCHRONOUS

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from list_shapes import least_memory_bytes, list_shapes
 
 from penstock.errors import BadInput
-from penstock.schedule.bound import makespan_bound_s
 from penstock.schedule.clock import makespan_s
 from penstock.schedule.families.early_backward import deep_early_backward, one_f_one_b
 from penstock.schedule.searched.automatic_zero_bubble import fitting_schedules
+from penstock.schedule.searched.bound import makespan_bound_s
 from penstock.schedule.searched.list_arrays import arrays_of, list_order, quick_bound_s
 from penstock.schedule.searched.list_scheduler import HANDCRAFTED, list_schedule
 from penstock.schedule.searched.list_search import CHOICES, Draws, drawn, schedule_of, wishes_of

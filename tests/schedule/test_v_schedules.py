@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from schedule_strategies import per_stage_costs
 
 from penstock.errors import BadInput
-from penstock.schedule.bound import makespan_bound_s
 from penstock.schedule.clock import makespan_s, memory_peaks_bytes, times_of
 from penstock.schedule.families.v_schedules import v_half, v_min, zb_v
+from penstock.schedule.searched.bound import makespan_bound_s
 from penstock.schedule.shape import PipelineShape, StageCost, folded
 from penstock.schedule.validate import validate
 

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from schedule_strategies import per_stage_costs
 
 from penstock.errors import BadInput
-from penstock.schedule.bound import makespan_bound_s
 from penstock.schedule.clock import makespan_s, times_of
 from penstock.schedule.families.early_backward import one_f_one_b
 from penstock.schedule.families.zero_bubble_handcrafted import zb_h1, zb_h2
 from penstock.schedule.schedule import Schedule
+from penstock.schedule.searched.bound import makespan_bound_s
 from penstock.schedule.shape import PipelineShape, StageCost
 from penstock.schedule.validate import in_flight_peaks, validate
 

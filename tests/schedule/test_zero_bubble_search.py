@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given, settings
 from list_shapes import list_shapes
 
-from penstock.schedule.bound import makespan_bound_s
 from penstock.schedule.clock import makespan_s, memory_peaks_bytes
 from penstock.schedule.searched import list_search
 from penstock.schedule.searched.automatic_zero_bubble import (
@@ -13,6 +12,7 @@ from penstock.schedule.searched.automatic_zero_bubble import (
     within_micro_batches,
     zero_bubble,
 )
+from penstock.schedule.searched.bound import makespan_bound_s
 from penstock.schedule.searched.list_search import SEEDS
 from penstock.schedule.shape import PipelineShape, StageCost, folded
 from penstock.schedule.validate import validate

@@ -7,9 +7,9 @@ import pytest
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
-from penstock.planning.planning_problem import planning_problem
+from penstock.planners.problem import planning_problem
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
-from penstock.simulate.meetings import meeting_price
+from penstock.simulate.local_sgd import meeting_price
 from penstock.simulate.score import predict_plan
 
 PORT, MODEL_BYTES = 1e6, (3_000_000, 1_000_000)

@@ -7,13 +7,13 @@ import torch
 from reproduction.balanced_stages import balanced_stages
 from runtime.matrix_plans import SYNCHRONOUS, Case, layouts
 
-from penstock.capture.stage_program import TensorSpec
+from penstock.capture.contract import TensorSpec
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.errors import BadInput
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan
-from penstock.planning.planning_problem import planning_problem
-from penstock.planning.spp_bound import spp_bound_s
+from penstock.planners.problem import planning_problem
+from penstock.planners.spp.bound import spp_bound_s
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.runtime.micro_batches import cut_batch
 from penstock.runtime.transport.messages import (

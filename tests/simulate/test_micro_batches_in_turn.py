@@ -7,6 +7,7 @@ import pytest
 from reference import plain_simulator as plain
 from reference.plain_workload import PlainWorkload
 
+from penstock.advice.assessment import Baselines, assess_plan
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.costs.lower_bound import lower_bound_s
 from penstock.errors import BadInput
@@ -14,7 +15,6 @@ from penstock.plan.json_file import plan_from_json, plan_to_json
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
-from penstock.planning.assessment import Baselines, assess_plan
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.simulate import compiled
 from penstock.simulate.catalogue import workload_of

@@ -17,7 +17,7 @@ from penstock.costs.sharding import with_sharding
 from penstock.errors import BadInput
 from penstock.plan.plan import SHARDINGS, Plan, Stage
 from penstock.plan.problem import PlanningProblem
-from penstock.planning.answers import find_plan
+from penstock.planners.find_plan import find_plan
 from penstock.profile.find import find_profile
 from penstock.profile.model_profile import (
     Affine,

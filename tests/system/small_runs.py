@@ -7,10 +7,10 @@ from typing import Any
 
 from training_jobs import job_file
 
-from penstock.jobs.job_file import find_job
-from penstock.jobs.train import TrainRequest, TrainResult, train_job
 from penstock.plan.json_file import write_plan
 from penstock.plan.plan import Plan, Stage
+from penstock.train.job_file import find_job
+from penstock.train.train import TrainRequest, TrainResult, train_job
 
 TWO_STAGES = Plan((Stage(range(0, 2), (0,), (4,)), Stage(range(2, 4), (1,), (4,))), 4, 4, "1f1b")
 

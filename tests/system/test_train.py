@@ -22,16 +22,16 @@ from training_jobs import job_file
 from penstock.cluster.cluster import Device
 from penstock.cluster.toml_file import read_cluster, write_cluster
 from penstock.errors import BadInput, Infeasible, LossNotFinite, Stalled
-from penstock.jobs import train as train_module
-from penstock.jobs.job_file import find_job
-from penstock.jobs.rank_program import last_checkpoint_said
-from penstock.jobs.run_directory import RunDirectory
-from penstock.jobs.train import TrainRequest, train_job
 from penstock.machine import usable_cores
 from penstock.plan.json_file import read_plan, write_plan
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.checkpoints.checkpoint import latest_checkpoint
 from penstock.timeline.json_file import read_timeline
+from penstock.train import train as train_module
+from penstock.train.job_file import find_job
+from penstock.train.rank_program import last_checkpoint_said
+from penstock.train.run_directory import RunDirectory
+from penstock.train.train import TrainRequest, train_job
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -42,8 +42,8 @@ import sys
 from pathlib import Path
 from typing import Any
 from penstock.errors import PenstockError
-from penstock.jobs.job_file import find_job
-from penstock.jobs.train import TrainRequest, train_job
+from penstock.train.job_file import find_job
+from penstock.train.train import TrainRequest, train_job
 
 if __name__ == "__main__":
     job, plan, out = map(Path, sys.argv[1:])

@@ -10,10 +10,10 @@ from torch.nn import functional
 
 from penstock.capture.capture import capture_model
 from penstock.examples import digits
-from penstock.jobs.job_file import find_job
-from penstock.jobs.train import TrainRequest, train_job
 from penstock.plan.json_file import read_plan, write_plan
 from penstock.plan.plan import Plan, Stage
+from penstock.train.job_file import find_job
+from penstock.train.train import TrainRequest, train_job
 
 
 def test_the_default_job_starts_to_learn_on_four_workers(tmp_path: Path) -> None:

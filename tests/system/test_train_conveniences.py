@@ -6,10 +6,10 @@ import pytest
 from small_runs import TWO_STAGES, rows_of
 from training_jobs import job_file
 
-from penstock.jobs.job_file import find_job
-from penstock.jobs.train import TrainRequest, train_job
 from penstock.plan.json_file import write_plan
 from penstock.runtime.checkpoints.checkpoint import complete_in
+from penstock.train.job_file import find_job
+from penstock.train.train import TrainRequest, train_job
 
 
 @pytest.mark.timeout(280)

@@ -7,10 +7,10 @@ import pytest
 from small_runs import losses, train
 
 from penstock.errors import BadInput, WorkerLost
-from penstock.jobs.train import TrainResult
-from penstock.jobs.training_loop import pauses_at
 from penstock.plan.json_file import read_plan
 from penstock.plan.plan import Plan, Stage
+from penstock.train.train import TrainResult
+from penstock.train.training_loop import pauses_at
 
 pytestmark = pytest.mark.timeout(280)
 

@@ -10,11 +10,11 @@ from torch import nn
 from training_jobs import job_file
 
 from penstock.errors import BadInput
-from penstock.jobs.job_file import find_job
-from penstock.jobs.optimizers import optimizer_factory
-from penstock.jobs.train import TrainRequest, train_job
 from penstock.plan.json_file import write_plan
 from penstock.plan.plan import Plan, Stage
+from penstock.train.job_file import find_job
+from penstock.train.optimizers import optimizer_factory
+from penstock.train.train import TrainRequest, train_job
 
 pytestmark = pytest.mark.timeout(280)
 

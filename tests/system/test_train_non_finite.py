@@ -10,8 +10,8 @@ from small_runs import TWO_STAGES, rows_of, train
 from training_jobs import job_file
 
 from penstock.errors import BadInput, LossNotFinite
-from penstock.jobs.job_file import find_job
-from penstock.jobs.train import TrainResult
+from penstock.train.job_file import find_job
+from penstock.train.train import TrainResult
 
 pytestmark = pytest.mark.timeout(280)
 

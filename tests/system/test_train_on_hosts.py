@@ -17,11 +17,11 @@ from namespaces import host_networks, needs_namespaces
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.cluster.toml_file import read_cluster, write_cluster
 from penstock.errors import BadInput
-from penstock.jobs.rank_program import check_alike, check_seen, goes_on
-from penstock.jobs.run_directory import RunDirectory
-from penstock.jobs.train_request import TrainRequest
 from penstock.plan.json_file import read_plan
 from penstock.runtime.processes.world import World
+from penstock.train.rank_program import check_alike, check_seen, goes_on
+from penstock.train.run_directory import RunDirectory
+from penstock.train.train_request import TrainRequest
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -14,9 +14,9 @@ from small_runs import losses, train
 from training_jobs import build, job_file
 
 from penstock.errors import BadInput
-from penstock.jobs.job_file import find_job
-from penstock.jobs.train import TrainRequest, TrainResult, train_job, verify_job
 from penstock.profile.json_file import read_profile
+from penstock.train.job_file import find_job
+from penstock.train.train import TrainRequest, TrainResult, train_job, verify_job
 
 pytestmark = pytest.mark.timeout(180)
 

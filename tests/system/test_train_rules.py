@@ -15,12 +15,12 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from training_jobs import job_file
 
 from penstock.errors import BadInput
-from penstock.jobs.job import Job
-from penstock.jobs.job_file import find_job
-from penstock.jobs.optimizers import optimizer_factory
-from penstock.jobs.profile_job import built_model
-from penstock.jobs.train import TrainRequest, train_job
 from penstock.plan.json_file import write_plan
+from penstock.train.job import Job
+from penstock.train.job_file import find_job
+from penstock.train.optimizers import optimizer_factory
+from penstock.train.profile_job import built_model
+from penstock.train.train import TrainRequest, train_job
 
 pytestmark = pytest.mark.timeout(280)
 

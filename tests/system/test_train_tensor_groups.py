@@ -16,16 +16,16 @@ from torch.nn import functional
 from training_jobs import job_file
 
 from penstock.errors import BadInput
-from penstock.jobs.job import Job
-from penstock.jobs.job_file import find_job
-from penstock.jobs.optimizers import learning_rate_schedule, optimizer_factory
-from penstock.jobs.profile_job import built_model
-from penstock.jobs.run_directory import RunDirectory
-from penstock.jobs.train import TrainResult
 from penstock.plan.json_file import read_plan, write_plan
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.model_profile import Affine
 from penstock.timeline.json_file import read_timeline
+from penstock.train.job import Job
+from penstock.train.job_file import find_job
+from penstock.train.optimizers import learning_rate_schedule, optimizer_factory
+from penstock.train.profile_job import built_model
+from penstock.train.run_directory import RunDirectory
+from penstock.train.train import TrainResult
 
 pytestmark = pytest.mark.timeout(280)
 

@@ -11,9 +11,9 @@ from small_runs import TWO_STAGES, rows_of
 from training_jobs import job_file
 
 from penstock.errors import BadInput
-from penstock.jobs.job_file import find_job
-from penstock.jobs.train import TrainRequest, train_job
 from penstock.plan.json_file import write_plan
+from penstock.train.job_file import find_job
+from penstock.train.train import TrainRequest, train_job
 
 STAND_INS = Path(__file__).parents[1] / "runtime" / "trackers" / "stand_ins"
 

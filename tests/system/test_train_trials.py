@@ -13,14 +13,14 @@ from training_jobs import job_file
 from trial_cases import try_in_turn
 
 from penstock.errors import BadInput
-from penstock.jobs.job import Job
-from penstock.jobs.job_file import find_job
-from penstock.jobs.run_directory import RunDirectory
-from penstock.jobs.train import TrainRequest, estimated_problem, train_job
-from penstock.jobs.trials import plans_to_try
 from penstock.plan.in_words import plan_words
 from penstock.plan.problem import PlanningProblem
 from penstock.runtime.processes.launch import launch_workers
+from penstock.train.job import Job
+from penstock.train.job_file import find_job
+from penstock.train.run_directory import RunDirectory
+from penstock.train.train import TrainRequest, estimated_problem, train_job
+from penstock.train.trials import plans_to_try
 
 pytestmark = pytest.mark.timeout(280)
 

@@ -8,8 +8,8 @@ import pytest
 from small_runs import TWO_STAGES, losses, rows_of, train
 
 from penstock.errors import BadInput
-from penstock.jobs.train import TrainResult
 from penstock.plan.json_file import read_plan
+from penstock.train.train import TrainResult
 
 pytestmark = pytest.mark.timeout(280)
 

@@ -58,7 +58,7 @@ if __name__ == "__main__":
 
 
 def of_jobs(modules: list[str]) -> set[str]:
-    return {m for m in modules if m == "cli.py" or m.startswith(("command_line/", "jobs/"))}
+    return {m for m in modules if m == "cli.py" or m.startswith(("commands/", "train/"))}
 
 
 @pytest.mark.timeout(600)
@@ -84,7 +84,7 @@ def test_a_job_enters_few_modules_until_its_first_step_and_the_page_names_them(
         name: of_jobs(json.loads((tmp_path / f"{name}.json").read_text()))
         for name in ("launcher", "rank0")
     }
-    assert "jobs/training_loop.py" in found["rank0"] - found["launcher"]
+    assert "train/training_loop.py" in found["rank0"] - found["launcher"]
     entered = found["launcher"] | found["rank0"]
     assert len(entered) <= MOST_MODULES, sorted(entered)
     page = (ROOT / "docs/how-it-works/runtime.md").read_text(encoding="utf-8")

@@ -2,10 +2,10 @@
 
 import torch
 
-from penstock.jobs.job import Job
-from penstock.jobs.trials import seconds_of_trial
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.processes.world import join_world
+from penstock.train.job import Job
+from penstock.train.trials import seconds_of_trial
 
 
 def try_in_turn(job: Job) -> tuple[list[tuple[float, str]], bool]:

@@ -10,25 +10,25 @@ from typing import Any, get_args
 import torch
 from torch import nn
 
-from penstock.capture.batch_call import BatchCall, as_function
-from penstock.capture.batch_layout import (
+from penstock.capture.batch.call import BatchCall, as_function
+from penstock.capture.batch.layout import (
     BatchLayout,
     RowsOf,
     key_of,
     layouts_of,
 )
+from penstock.capture.batch.lengths import Dynamic
+from penstock.capture.batch.unread import UnreadEntry
 from penstock.capture.chain import Chain
+from penstock.capture.contract import Batch, Loss
 from penstock.capture.kinds import joined, named_in
 from penstock.capture.layer_graph import LayerGraph, Parallelize, SplitTable
-from penstock.capture.lengths import Dynamic
 from penstock.capture.record.absent import NeedsValues
 from penstock.capture.record.example import Recorded, record_program
+from penstock.capture.record.model_and_loss import UserProgram
 from penstock.capture.record.sizes import BatchSize
 from penstock.capture.record.units import Granularity
-from penstock.capture.record.user_program import UserProgram
-from penstock.capture.stage_program import Batch, Loss
-from penstock.capture.unread import UnreadEntry
-from penstock.capture.user_lines import line_of
+from penstock.capture.record.user_lines import line_of
 from penstock.errors import BadInput, CaptureFailed, PenstockError
 from penstock.torch_internals import COMPILED_CALL
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from penstock.capture.stage_program import LossFunction
+from penstock.capture.contract import LossFunction
 from penstock.errors import BadInput
 
 

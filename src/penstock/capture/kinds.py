@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from penstock.capture.batch_layout import entry_at
-from penstock.capture.batch_part import LeafKey
+from penstock.capture.batch.layout import entry_at
+from penstock.capture.batch.part import LeafKey
+from penstock.capture.contract import Batch
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.stage_program import Batch
 from penstock.errors import BadInput
 
 T = TypeVar("T")

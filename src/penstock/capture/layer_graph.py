@@ -9,35 +9,35 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import nn
 
-from penstock.capture.batch_call import BatchCall
-from penstock.capture.batch_part import Leaf, PartialLeaf
-from penstock.capture.cut import Cut, LayerCrossing
-from penstock.capture.lengths import Length, LengthsOf
-from penstock.capture.loss.loss_parts import LossAction, LossParts
-from penstock.capture.loss.loss_path import LossPath, OtherPath
-from penstock.capture.loss.step_values import StepValues
-from penstock.capture.model_outputs import StructuredOutputs, flatten_outputs
-from penstock.capture.needs import Needs, needs_of_outputs
-from penstock.capture.record.absent import Absent, release
-from penstock.capture.record.example import Recorded
-from penstock.capture.record.model_state import StatePlace, place_of
-from penstock.capture.record.recording import TensorReference
-from penstock.capture.record.sizes import BatchSize
-from penstock.capture.record.user_program import ProgramTensors, UserProgram, WholeModule
-from penstock.capture.stage.checked_run import in_words
-from penstock.capture.stage.kept_state import KeptState, Place
-from penstock.capture.stage.stage import Costs, ProgramPart, ProgramStage, StageRun
-from penstock.capture.stage.stage_tensors import StageModule
-from penstock.capture.stage_program import (
+from penstock.capture.batch.call import BatchCall
+from penstock.capture.batch.lengths import Length, LengthsOf
+from penstock.capture.batch.part import Leaf, PartialLeaf
+from penstock.capture.contract import (
     Batch,
     LossFunction,
     ParameterUse,
     StageProgram,
     TensorSpec,
 )
+from penstock.capture.cut.cut import Cut, LayerCrossing
+from penstock.capture.cut.needs import Needs, needs_of_outputs
+from penstock.capture.forward.checked import in_words
+from penstock.capture.forward.kept_state import KeptState, Place
+from penstock.capture.forward.partial_forward import Costs, ProgramPart, ProgramStage, StageRun
+from penstock.capture.forward.stage_module import StageModule
+from penstock.capture.loss.loss_parts import LossAction, LossParts
+from penstock.capture.loss.loss_path import LossPath, OtherPath
+from penstock.capture.loss.step_values import StepValues
+from penstock.capture.record.absent import Absent, release
+from penstock.capture.record.example import Recorded
+from penstock.capture.record.model_and_loss import ProgramTensors, UserProgram, WholeModule
+from penstock.capture.record.model_outputs import StructuredOutputs, flatten_outputs
+from penstock.capture.record.model_state import StatePlace, place_of
+from penstock.capture.record.recording import TensorReference
+from penstock.capture.record.sizes import BatchSize
 from penstock.errors import BadInput, shortened
+from penstock.text import counted
 from penstock.torch_internals import Norm, own_buffers, pytree
-from penstock.words import counted
 
 Record: TypeAlias = Callable[..., Recorded]
 """Function that records a program on the leaves of an example, as `record_program` does."""

@@ -32,7 +32,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BeforeValidator, Field
 
 from penstock.cluster.cluster import Cluster, Device, Host, Link
-from penstock.document import (
+from penstock.errors import BadInput
+from penstock.files import (
     Entry,
     check_document,
     in_one_line,
@@ -40,7 +41,6 @@ from penstock.document import (
     read_text,
     write_text,
 )
-from penstock.errors import BadInput
 
 Dimension: TypeAlias = Literal["memory", "bandwidth", "time"]
 

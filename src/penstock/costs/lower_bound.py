@@ -18,7 +18,7 @@ from penstock.plan.plan import SHARDINGS, Plan, Stage
 from penstock.plan.problem import PlanningProblem, recalled, remembered, remembered_by_schedules
 from penstock.profile.model_profile import Edge, ModelProfile
 from penstock.schedule.registry import FAMILIES
-from penstock.words import size_text
+from penstock.text import size_text
 
 WHOLE_BACKWARDS = "whole backwards, one stage a device"
 ANY_ORDER = "whole or split backwards, any stages a device, either direction"

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from penstock.errors import BadInput
-from penstock.jobs.job import Split
+from penstock.train.job import Split
 
 CHANNELS = 64
 CONVOLUTIONS = 8

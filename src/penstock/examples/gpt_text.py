@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from penstock.jobs.job import Split
+from penstock.train.job import Split
 
 VOCABULARY = 256
 WIDTH = 192

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from penstock.capture.torch_calls import TorchCalls
+from penstock.capture.record.torch_calls import TorchCalls
 
 
 @torch.library.custom_op("penstock::fused_attention", mutates_args=())

@@ -42,8 +42,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from penstock.cluster.cluster import model_and_memory, same_memory
-from penstock.document import Entry, read_document
 from penstock.errors import BadInput
+from penstock.files import Entry, read_document
 
 MEMORY_SHARE = 0.9
 

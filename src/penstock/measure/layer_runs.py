@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 
-from penstock.capture.deferred_weights import DeferredGradients
+from penstock.capture.contract import StageProgram
+from penstock.capture.forward.call import ProgramCall, casts_kept, entering
+from penstock.capture.forward.deferred_weights import DeferredGradients
+from penstock.capture.forward.materialise import check_values
+from penstock.capture.forward.partial_forward import Costs
+from penstock.capture.forward.restored import kept_attributes, kept_buffers
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.materialise import check_values
 from penstock.capture.record.outside_state import kept_random_state
-from penstock.capture.restored import kept_attributes, kept_buffers
-from penstock.capture.stage.call import ProgramCall, casts_kept, entering
-from penstock.capture.stage.stage import Costs
-from penstock.capture.stage_program import StageProgram
-from penstock.capture.stand_ins import with_values
-from penstock.capture.torch_calls import backward_seen
+from penstock.capture.record.stand_ins import with_values
+from penstock.capture.record.torch_calls import backward_seen
 from penstock.measure.clock import Stopwatch, work_s
 from penstock.torch_internals import TorchDispatchMode, pytree, storage_id
 

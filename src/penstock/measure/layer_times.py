@@ -12,11 +12,11 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
-from penstock.capture.deferred_weights import DeferredGradients
+from penstock.capture.contract import Batch, StageProgram
+from penstock.capture.forward.deferred_weights import DeferredGradients
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.stage_program import Batch, StageProgram
-from penstock.capture.stand_ins import is_on_meta
-from penstock.capture.torch_calls import CountedNorms
+from penstock.capture.record.stand_ins import is_on_meta
+from penstock.capture.record.torch_calls import CountedNorms
 from penstock.device import allocated_bytes, begin_peak, keep_freed_memory, kind_of, peak_bytes
 from penstock.errors import BadInput
 from penstock.machine import usable_cores
@@ -35,7 +35,7 @@ from penstock.measure.layer_runs import (
 from penstock.measure.machine_load import LoadWatch
 from penstock.measure.same_work import edges_of, parameters_of, work_of
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
-from penstock.words import counted
+from penstock.text import counted
 
 Differentiated: TypeAlias = tuple[list[torch.Tensor], list[torch.Tensor]]
 """Outputs of a layer that gradients start from, and these gradients."""

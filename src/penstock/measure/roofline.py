@@ -24,10 +24,10 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from penstock.capture.contract import Batch, StageProgram
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.stage_program import Batch, StageProgram
-from penstock.capture.stand_ins import standing_in
-from penstock.capture.torch_calls import CountedNorms
+from penstock.capture.record.stand_ins import standing_in
+from penstock.capture.record.torch_calls import CountedNorms
 from penstock.errors import BadInput
 from penstock.measure.fused_attention import (
     ATTENTION,

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from penstock.capture.batch.lengths import LengthsOf
+from penstock.capture.forward.stage_module import StageModule
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.lengths import LengthsOf
 from penstock.capture.record.model_state import PLAIN
 from penstock.capture.record.recording import TensorReference
-from penstock.capture.stage.stage_tensors import StageModule
 from penstock.measure.layer_runs import LayerRun
 from penstock.profile.model_profile import Affine, Edge, SharedParameter
 from penstock.torch_internals import pytree, storage_id

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from penstock.capture.contract import Batch
+from penstock.capture.cut.tensor_split import function_of
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.stage_program import Batch
-from penstock.capture.tensor_split import function_of
 from penstock.errors import BadInput
 from penstock.profile.model_profile import ModelProfile, TensorParallelCosts
 from penstock.torch_internals import TorchDispatchMode, fake_mesh, own_parameters, pytree

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from penstock.plan.plan import Plan
-from penstock.words import counted, html_table
+from penstock.text import counted, html_table
 
 SHARDED = {"": "DDP", "optimizer": "ZeRO-1", "parameters": "FSDP"}
 """The field's words for replicas that divide nothing, or what `Stage.sharding` names."""

@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from penstock.document import (
+from penstock.errors import BadInput
+from penstock.files import (
     Entry,
     Json,
     check_document,
@@ -15,7 +16,6 @@ from penstock.document import (
     version_is,
     write_text,
 )
-from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage, StateOn
 from penstock.schedule.shape import StageCost
 

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.cluster.cluster import Cluster
-from penstock.document import parse_toml, read_text
 from penstock.errors import BadInput
+from penstock.files import parse_toml, read_text
 from penstock.plan.plan import Plan
 from penstock.profile.model_profile import ModelProfile
 

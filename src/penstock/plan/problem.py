@@ -13,7 +13,7 @@ from penstock.plan.ordering import blocks_refusal
 from penstock.plan.pins import Pin
 from penstock.plan.plan import MOST_MICRO_BATCHES, Plan, Stage, StateOn
 from penstock.profile.model_profile import ModelProfile, check_costs_at
-from penstock.words import html_table
+from penstock.text import html_table
 
 MEMORY_RESERVE = 0.05
 """By default, the share of each device's memory that plans leave free: for the allocator's gaps,
@@ -42,7 +42,7 @@ BlockChoice: TypeAlias = Literal["no", "allowed", "always"]
 """Recompute by block: no stage, where it makes a plan faster or possible, all stages."""
 
 AskedRecompute: TypeAlias = Literal["auto", "stage", "on", "blocks", "off"]
-"""The recompute option of users; `penstock.planning.planning_problem` explains it."""
+"""The recompute option of users; `penstock.planners.problem` explains it."""
 
 ShardingChoice: TypeAlias = Literal["auto", "off", "optimizer", "parameters"]
 """State that the devices of stages shard: any where it makes a plan faster or possible, none,
@@ -61,7 +61,8 @@ class PlanningProblem:
     - ``max_stages``: the most stages; 0 for no bound.
     - ``memory_reserve``: the share of each device's memory that plans leave free. The devices of
       ``cluster`` then have so much less.
-    - ``as_fast``: a simpler plan may be slower by this share (`penstock.search.preference`).
+    - ``as_fast``: a simpler plan may be slower by this share
+      (`penstock.planners.search.preference`).
     - ``pins``: parts of the plan that are fixed. The score of a plan that breaks one is infinite.
 
     Raises:

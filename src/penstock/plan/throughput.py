@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from math import inf
 
 from penstock.cluster.cluster import Cluster
-from penstock.document import Json
+from penstock.files import Json
 from penstock.profile.model_profile import ModelProfile
-from penstock.words import percent_text, three_digits
+from penstock.text import percent_text, three_digits
 
 HOUR_S = 3600.0
 

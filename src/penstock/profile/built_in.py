@@ -27,8 +27,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from penstock.document import Entry, check_document, parse_toml, read_text
 from penstock.errors import BadInput
+from penstock.files import Entry, check_document, parse_toml, read_text
 from penstock.profile.model_profile import (
     Affine,
     Edge,

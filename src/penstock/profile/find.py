@@ -6,8 +6,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import cast
 
-from penstock.document import parse_json, read_text
 from penstock.errors import BadInput
+from penstock.files import parse_json, read_text
 from penstock.profile.built_in import MODELS
 from penstock.profile.json_file import profile_from_json
 from penstock.profile.model_profile import ModelProfile

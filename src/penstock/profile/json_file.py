@@ -7,7 +7,7 @@ from typing import Annotated, Literal, cast
 
 from pydantic import AfterValidator, ConfigDict
 
-from penstock.document import (
+from penstock.files import (
     Entry,
     check_document,
     json_text,

@@ -8,8 +8,8 @@ from typing import Annotated, NamedTuple, cast
 
 from pydantic import BeforeValidator
 
-from penstock.document import Table
 from penstock.errors import BadInput
+from penstock.files import Table
 
 
 class GroupFactor(NamedTuple):

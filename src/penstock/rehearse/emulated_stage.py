@@ -12,10 +12,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from penstock.capture.stage_program import StageProgram, TensorSpec
+from penstock.capture.contract import StageProgram, TensorSpec
 from penstock.plan.plan import Plan
 from penstock.rehearse.emulation import Crossings, SharedPiece
-from penstock.runtime.stages.runner import LossTerm, StageInputs, Tensors, Work
+from penstock.runtime.stage.runner import LossTerm, StageInputs, Tensors, Work
 from penstock.runtime.transport.messages import BoundaryTensors, Message
 from penstock.schedule.action import ActionKind
 from penstock.simulate.workload import Replica

@@ -16,7 +16,7 @@ from penstock.profile.model_profile import Edge, ModelProfile
 from penstock.runtime.transport.transport import TransportChoice
 from penstock.simulate.catalogue import workload_of
 from penstock.simulate.simulation import check_plan_fits_inputs, simulate_plan
-from penstock.words import size_text
+from penstock.text import size_text
 
 PIECES = 4
 """A layer's parameters come in pieces of at most this part of a bucket, as real ones would."""

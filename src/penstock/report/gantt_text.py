@@ -7,11 +7,11 @@ from math import floor, log10
 
 from rich.color import Color, ColorSystem
 
+from penstock.text import percent_text, seconds_text
 from penstock.timeline.device_rows import DrawnEvent, GanttRows, gantt_rows
 from penstock.timeline.metrics import COMPUTE, bubble_fraction, iteration_s
 from penstock.timeline.palette import LIGHT, Style, fill_of, ink_on, legend_entries
 from penstock.timeline.timeline import Timeline
-from penstock.words import percent_text, seconds_text
 
 NARROWEST = 16
 """The least number of columns of the chart, however narrow the terminal."""

@@ -7,7 +7,7 @@ from math import inf
 from pathlib import Path
 from string import Template
 
-from penstock.document import Json, write_text
+from penstock.files import Json, write_text
 from penstock.plan.in_words import plan_words
 from penstock.plan.plan import Stage
 from penstock.plan.throughput import rate_words, throughput_of
@@ -24,9 +24,9 @@ from penstock.report.timelines_html import (
     timelines_data,
     timelines_html,
 )
+from penstock.text import counted, layers_text, percent_text, seconds_text, size_text
 from penstock.timeline.metrics import bubble_fraction, busy_s, covered_s, iteration_s
 from penstock.timeline.timeline import Timeline
-from penstock.words import counted, layers_text, percent_text, seconds_text, size_text
 
 
 def write_report(directory: str | Path, out: str | Path | None = None) -> Path:

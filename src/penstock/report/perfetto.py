@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.document import Json, write_text
+from penstock.files import Json, write_text
 from penstock.timeline.metrics import COMPUTE
 from penstock.timeline.timeline import Event, Timeline
 

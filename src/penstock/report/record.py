@@ -13,16 +13,16 @@ from pydantic import ConfigDict, Field
 
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.toml_file import read_cluster
-from penstock.document import Entry, check_document, parse_json, read_document
 from penstock.errors import BadInput
+from penstock.files import Entry, check_document, parse_json, read_document
 from penstock.plan.json_file import read_plan
 from penstock.plan.plan import Plan
 from penstock.profile.json_file import read_profile
 from penstock.profile.model_profile import ModelProfile
+from penstock.text import seconds_text
 from penstock.timeline.json_file import read_timeline
 from penstock.timeline.metrics import peak_memory_bytes
 from penstock.timeline.timeline import Timeline
-from penstock.words import seconds_text
 
 NEEDED = (
     "plan.json",

@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from penstock.cluster.cluster import Cluster
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.model_profile import ModelProfile
-from penstock.words import layers_text, rate_text, seconds_text, size_text
+from penstock.text import layers_text, rate_text, seconds_text, size_text
 
 
 def plain_table(left: Sequence[str], right: Sequence[str] = ()) -> Table:

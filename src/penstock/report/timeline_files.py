@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.document import write_text
 from penstock.errors import BadInput
+from penstock.files import write_text
 from penstock.report.gantt_text import gantt
 from penstock.report.perfetto import write_trace
 from penstock.report.timelines_html import TimelinePanel, timelines_page
+from penstock.text import counted, percent_text, seconds_text
 from penstock.timeline.device_rows import gantt_rows
 from penstock.timeline.metrics import bubble_fraction, iteration_s, working_devices
 from penstock.timeline.plot import PICTURES, check_matplotlib, plot_timeline, write_picture
 from penstock.timeline.timeline import Timeline
-from penstock.words import counted, percent_text, seconds_text
 
 FORMATS: dict[str, str] = {
     **dict.fromkeys(PICTURES, "picture"),

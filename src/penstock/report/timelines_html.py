@@ -7,11 +7,11 @@ from html import escape
 from importlib.resources import files
 from string import Template
 
-from penstock.document import Json
+from penstock.files import Json
+from penstock.text import seconds_text
 from penstock.timeline.device_rows import DeviceRow, DrawnEvent, GanttRows, gantt_rows, stage_names
 from penstock.timeline.palette import THEMES, Style, Theme, fill_of, ink_on, legend_entries
 from penstock.timeline.timeline import Timeline
-from penstock.words import seconds_text
 
 TIMELINE_SCRIPTS = ("drawing.js", "timelines.js")
 """The assets that a page with this part needs."""

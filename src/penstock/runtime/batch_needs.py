@@ -15,10 +15,10 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 
-from penstock.capture.batch_layout import key_of
-from penstock.capture.batch_part import BatchPart, LeafKey
+from penstock.capture.batch.layout import key_of
+from penstock.capture.batch.part import BatchPart, LeafKey
+from penstock.capture.contract import StageProgram
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.stage_program import StageProgram
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.runtime.micro_batches import cut_batch

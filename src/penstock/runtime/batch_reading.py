@@ -11,11 +11,11 @@ from functools import cached_property
 
 import torch
 
-from penstock.capture.batch_layout import check_leaf, check_length, key_of
-from penstock.capture.batch_part import BatchPart, Leaf, PartialLeaf
+from penstock.capture.batch.layout import check_leaf, check_length, key_of
+from penstock.capture.batch.part import BatchPart, Leaf, PartialLeaf
+from penstock.capture.contract import Batch
 from penstock.capture.kinds import kind_of
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.stage_program import Batch
 from penstock.errors import BadInput
 from penstock.runtime.batch_needs import BatchNeeds, LeafNeed, in_words, needs_of
 from penstock.runtime.engine import Engine

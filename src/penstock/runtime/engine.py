@@ -15,13 +15,13 @@ from typing import Any, NoReturn, TypeAlias
 import torch
 import torch.distributed as dist
 
-from penstock.capture.batch_part import Leaf, PartialLeaf
+from penstock.capture.batch.part import Leaf, PartialLeaf
+from penstock.capture.contract import Batch, StageProgram
+from penstock.capture.forward.call import casts_kept
+from penstock.capture.forward.restored import kept_attributes, kept_buffers
 from penstock.capture.kinds import kind_of
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.record.elsewhere import StateLoads, refuse_foreign_values
-from penstock.capture.restored import kept_attributes, kept_buffers
-from penstock.capture.stage.call import casts_kept
-from penstock.capture.stage_program import Batch, StageProgram
 from penstock.device import keep_freed_memory, without_nested_tensors
 from penstock.errors import BadInput, RunFailed
 from penstock.plan.ordering import schedule_refusal, updates_per_batch
@@ -31,20 +31,20 @@ from penstock.runtime.clock import clock_for
 from penstock.runtime.gradients.buckets import GradientBuckets, make_groups, stages_of_parameters
 from penstock.runtime.holdings import Holdings, share_attributes
 from penstock.runtime.metrics import RankNumbers, Totals
+from penstock.runtime.options import Options
 from penstock.runtime.processes.failures import Failures
 from penstock.runtime.processes.heartbeat import BUILT, HEARTBEAT
 from penstock.runtime.processes.world import World
 from penstock.runtime.program import Place, RankStages, places_of
 from penstock.runtime.replica_check import ReplicaCheck
-from penstock.runtime.settings import Options
-from penstock.runtime.stages.batch_norm import SynchronisedBatchNorm, uses_batch_norm
-from penstock.runtime.stages.building import runner_of, stages_of
-from penstock.runtime.stages.compiled_call import StageCompiler
-from penstock.runtime.stages.parallelized import ParallelizedShards
-from penstock.runtime.stages.parameter_shards import ParameterShards
-from penstock.runtime.stages.random_stream import RandomStream
-from penstock.runtime.stages.runner import LossTerm, ModuleRunner
-from penstock.runtime.stages.whole_loss import EndOfPipeline
+from penstock.runtime.stage.batch_norm import SynchronisedBatchNorm, uses_batch_norm
+from penstock.runtime.stage.building import runner_of, stages_of
+from penstock.runtime.stage.compiled_call import StageCompiler
+from penstock.runtime.stage.parallelized import ParallelizedShards
+from penstock.runtime.stage.parameter_shards import ParameterShards
+from penstock.runtime.stage.random_stream import RandomStream
+from penstock.runtime.stage.runner import LossTerm, ModuleRunner
+from penstock.runtime.stage.whole_loss import EndOfPipeline
 from penstock.runtime.transport.messages import BoundaryTensors, boundaries_of, messages_by_rank
 from penstock.runtime.transport.transport import open_transport
 from penstock.runtime.user_metrics import MetricSums
@@ -65,8 +65,8 @@ class Engine:
     tensors of other graphs that will run over the same connections, for each kind of batch.
     ``kinds`` are the graphs of all kinds, ``paths`` also those of evaluation mode, and ``graph``
     and ``stages`` those of kind number ``kind``, which runs. ``pipelines`` are the ranks of each,
-    where several train alone (`penstock.runtime.steps.meeting`), and ``pipeline`` is the number of
-    this rank's.
+    where several train alone (`penstock.runtime.update.local_sgd`), and ``pipeline`` is the number
+    of this rank's.
     """
 
     def __init__(

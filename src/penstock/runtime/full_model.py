@@ -19,7 +19,7 @@ from penstock.errors import BadInput
 from penstock.runtime.checkpoints.weight_saving import check_not_quantised
 from penstock.runtime.engine import Engine
 from penstock.runtime.processes.world import as_bytes
-from penstock.words import size_text
+from penstock.text import size_text
 
 
 @dataclass(slots=True)

@@ -6,17 +6,17 @@ from zlib import crc32
 import torch
 from torch import nn
 
+from penstock.capture.contract import ParameterUse, StageProgram
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.record.absent import Absent
 from penstock.capture.record.elsewhere import Whence
 from penstock.capture.record.model_state import StatePlace
-from penstock.capture.stage_program import ParameterUse, StageProgram
 from penstock.capture.tensor_parts import parts_of
 from penstock.plan.plan import Plan
 from penstock.runtime.gradients.buckets import holders_of_parameters, owners_of_parameters
 from penstock.runtime.processes.world import Groups, World
-from penstock.runtime.stages.parameter_shards import ParameterShards
-from penstock.runtime.stages.shards import Shards, copy_values
+from penstock.runtime.stage.parameter_shards import ParameterShards
+from penstock.runtime.stage.shards import Shards, copy_values
 
 
 class Holdings:

@@ -23,9 +23,9 @@ from penstock.device import (
     reserved_peak_bytes,
 )
 from penstock.runtime.engine import Engine
-from penstock.runtime.steps.training import Training
+from penstock.runtime.update.training import Training
+from penstock.text import size_text
 from penstock.torch_internals import allocation_event
-from penstock.words import size_text
 
 
 @dataclass

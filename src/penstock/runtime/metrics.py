@@ -8,12 +8,12 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 
-from penstock.capture.batch_part import Leaf, PartialLeaf
+from penstock.capture.batch.part import Leaf, PartialLeaf
 from penstock.capture.record.elsewhere import StateLoads, check_loads
 from penstock.errors import BadInput, LossNotFinite
 from penstock.runtime.clock import StepClock
 from penstock.runtime.gradients.buckets import GradientBuckets
-from penstock.runtime.stages.runner import LossTerm
+from penstock.runtime.stage.runner import LossTerm
 from penstock.runtime.transport.transport import Transport, announced
 from penstock.runtime.user_metrics import Evaluation, Means, MetricSums
 

@@ -12,12 +12,12 @@ from weakref import WeakSet
 import torch
 from torch import nn
 
-from penstock.capture.batch_part import BatchPart, Leaf
+from penstock.capture.batch.part import BatchPart, Leaf
 from penstock.capture.capture import with_path
+from penstock.capture.contract import Batch, Loss
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.stage_program import Batch, Loss
-from penstock.document import shown
 from penstock.errors import BadInput
+from penstock.files import shown
 from penstock.plan.in_one_process import in_one_process
 from penstock.plan.in_words import plan_words
 from penstock.plan.json_file import plan_from_json, plan_to_json, read_plan
@@ -53,10 +53,7 @@ from penstock.runtime.full_model import all_weights, gather_weights
 from penstock.runtime.gradients.loss_scaling import check_parameter_types
 from penstock.runtime.measured_memory import MeasuredMemory, lasting_tensors, measured_memory
 from penstock.runtime.metrics import END, LossPathChanged, StepMetrics
-from penstock.runtime.processes.heartbeat import LIMIT_S, doing
-from penstock.runtime.processes.refusals import print_refusals_once
-from penstock.runtime.processes.world import World, join_world
-from penstock.runtime.settings import (
+from penstock.runtime.options import (
     MakeOptimizer,
     MakeSchedule,
     Options,
@@ -64,15 +61,20 @@ from penstock.runtime.settings import (
     Update,
     Verification,
 )
-from penstock.runtime.stages.building import (
+from penstock.runtime.processes.heartbeat import LIMIT_S, doing
+from penstock.runtime.processes.refusals import print_refusals_once
+from penstock.runtime.processes.world import World, join_world
+from penstock.runtime.stage.building import (
     build_stages,
     check_alike,
     check_plan_fits,
     graph_of,
     module_for,
 )
-from penstock.runtime.stages.compiled_call import StageCompiler
-from penstock.runtime.steps.training import (
+from penstock.runtime.stage.compiled_call import StageCompiler
+from penstock.runtime.tables import Constraints, Weights
+from penstock.runtime.update.average import ExponentialAverage
+from penstock.runtime.update.training import (
     Steps,
     StreamedSteps,
     Training,
@@ -80,18 +82,16 @@ from penstock.runtime.steps.training import (
     state_bytes_of,
     stepped_together,
 )
-from penstock.runtime.tables import Constraints, Weights
 from penstock.runtime.user_metrics import Evaluation, Metric, MetricSums
 from penstock.runtime.verify.verified_steps import VerifiedSteps
 from penstock.runtime.verify.verify import VerifyResult, verify
-from penstock.runtime.weight_average import ExponentialAverage
 from penstock.timeline.timeline import Timeline
 from penstock.waiting import say
 
 if TYPE_CHECKING:
     from penstock.runtime.asynchronous.weight_versions import WeightVersions
-    from penstock.runtime.steps.host_state import HostState
-    from penstock.runtime.steps.meeting import Meetings
+    from penstock.runtime.update.host_state import HostState
+    from penstock.runtime.update.local_sgd import Meetings
 
 
 Done = TypeVar("Done")
@@ -259,7 +259,7 @@ class Pipeline:
         if make is None or not self._uses.get("host state"):
             return None
         # Imported here: few runs need it.
-        from penstock.runtime.steps.host_state import HostState, check_host_room
+        from penstock.runtime.update.host_state import HostState, check_host_room
 
         parameters = [parameter for _, parameter in named]
         check_host_room(self._world, parameters, state_bytes_of(make, *smallest_matrix(named))[0])
@@ -860,7 +860,7 @@ def meetings_of(engine: Engine, update: Update) -> "Meetings | None":
     """The meetings of this rank's pipeline, where several train alone."""
     if not engine.pipelines:
         return None
-    from penstock.runtime.steps.meeting import Meetings
+    from penstock.runtime.update.local_sgd import Meetings
 
     return Meetings(engine, update)
 

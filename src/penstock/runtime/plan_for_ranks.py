@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from penstock.document import json_text, parse_json
 from penstock.errors import BadInput, Infeasible
+from penstock.files import json_text, parse_json
 from penstock.plan.json_file import plan_from_json, plan_to_json, read_plan, write_plan
 from penstock.plan.plan import Plan
 from penstock.runtime.processes.heartbeat import LIMIT_S

@@ -10,16 +10,16 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
-from penstock.capture.batch_part import Leaf, PartialLeaf, sliced
-from penstock.capture.lengths import LengthsOf
-from penstock.capture.stage_program import StageProgram
+from penstock.capture.batch.lengths import LengthsOf
+from penstock.capture.batch.part import Leaf, PartialLeaf, sliced
+from penstock.capture.contract import StageProgram
 from penstock.device import copied_to
 from penstock.errors import PenstockError, RunFailed
 from penstock.plan.plan import Plan
 from penstock.runtime.clock import StepClock
 from penstock.runtime.micro_batches import BatchCut, cut_batch, forward_schedule, schedule_of
 from penstock.runtime.processes.world import World
-from penstock.runtime.stages.runner import (
+from penstock.runtime.stage.runner import (
     LossTerm,
     ModuleRunner,
     StageInputs,

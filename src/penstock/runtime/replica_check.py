@@ -23,7 +23,7 @@ from penstock.runtime.holdings import Holdings
 from penstock.runtime.metrics import RankNumbers
 from penstock.runtime.processes.failures import Failures
 from penstock.runtime.processes.world import World
-from penstock.words import numbered
+from penstock.text import numbered
 
 WORD = 8
 """Bytes that are added up at once."""

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from penstock.document import Table
 from penstock.errors import BadInput
+from penstock.files import Table
 from penstock.plan.problem import MEMORY_RESERVE, AskedRecompute, ShardingChoice, StateChoice
 
 Quantise: TypeAlias = Callable[[str, Any], Any]

@@ -8,8 +8,8 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, TypeAlias
 
-from penstock.document import write_text
 from penstock.errors import BadInput, shortened
+from penstock.files import write_text
 from penstock.runtime.callbacks import Callback, Closing, Event
 from penstock.runtime.metrics import StepMetrics, evaluation_row, numbers_in, step_row
 from penstock.runtime.user_metrics import Evaluation

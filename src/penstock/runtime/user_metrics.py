@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from penstock.capture.batch_part import Leaf
+from penstock.capture.batch.part import Leaf
 from penstock.capture.layer_graph import LayerGraph
 from penstock.device import copied_to
 from penstock.errors import BadInput

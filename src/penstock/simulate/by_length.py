@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from penstock.document import Json
+from penstock.files import Json
 from penstock.profile.model_profile import ModelProfile
-from penstock.words import seconds_text
+from penstock.text import seconds_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,9 @@ from penstock.simulate.catalogue import workload_of
 from penstock.simulate.memory import held_while, memory_samples, peaks_bytes
 from penstock.simulate.trace import Trace, spans_of_actions, timeline_of
 from penstock.simulate.workload import Workload
+from penstock.text import html_table, numbered, percent_text, seconds_text, size_text
 from penstock.timeline.metrics import bubble_fraction, peak_memory_bytes
 from penstock.timeline.timeline import Timeline
-from penstock.words import html_table, numbered, percent_text, seconds_text, size_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -211,7 +211,7 @@ def check_plan_fits_inputs(plan: Plan, profile: ModelProfile, cluster: Cluster) 
     """Raise `BadInput` unless the plan has the profile's layers and only the cluster's devices.
 
     A plan with tensor groups must have been put on the cluster of its groups before
-    (`penstock.planning.tensor_groups.on_groups`).
+    (`penstock.planners.tensor_groups.on_groups`).
     """
     if plan.tensor_groups:
         raise BadInput(

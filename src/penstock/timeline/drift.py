@@ -16,9 +16,9 @@ from functools import partial
 from statistics import median, median_low
 from typing import Literal, NamedTuple, TypeAlias
 
+from penstock.text import seconds_text
 from penstock.timeline.metrics import COMPUTE, iteration_s
 from penstock.timeline.timeline import Event, Timeline
-from penstock.words import seconds_text
 
 LEAST_FACTOR = 1.5
 """A stage or link that takes less than its planned time times this factor is no drift."""

@@ -6,14 +6,14 @@ from typing import Annotated, TypeAlias, get_args
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from penstock.document import (
+from penstock.errors import BadInput
+from penstock.files import (
     Entry,
     check_document,
     parse_json,
     read_text,
     write_text,
 )
-from penstock.errors import BadInput
 from penstock.timeline.timeline import Event, EventKind, MemorySample, Timeline
 
 SCHEMA = "penstock-timeline-1"

@@ -14,12 +14,12 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.document import write_pieces
 from penstock.errors import BadInput
+from penstock.files import write_pieces
+from penstock.text import seconds_text, size_text
 from penstock.timeline.device_rows import DeviceRow, DrawnEvent, gantt_rows, stage_names
 from penstock.timeline.palette import LIGHT, Style, fill_of, ink_on, legend_entries
 from penstock.timeline.timeline import Timeline
-from penstock.words import seconds_text, size_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

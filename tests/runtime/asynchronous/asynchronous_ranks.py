@@ -24,7 +24,7 @@ from runtime.pipeline_cases import join
 
 from penstock.plan.plan import Plan
 from penstock.runtime.metrics import StepMetrics
-from penstock.runtime.settings import Safety, Update
+from penstock.runtime.options import Safety, Update
 
 
 def batches_of(count: int, micro_batches: int) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -24,8 +24,8 @@ from penstock.capture.chain import Chain
 from penstock.errors import BadInput
 from penstock.plan.ordering import order_of
 from penstock.runtime.asynchronous.predicted_step import PredictedSteps
+from penstock.runtime.options import Safety, Update
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Safety, Update
 from penstock.schedule.shape import StageCost
 from penstock.simulate.instances import instances_of
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from penstock.capture.capture import capture_model
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.checkpoints.loader_state import ResumableLoader
-from penstock.runtime.settings import Update
+from penstock.runtime.options import Update
 
 
 def join() -> None:

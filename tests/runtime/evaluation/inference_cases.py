@@ -16,7 +16,7 @@ from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
 from penstock.runtime.callbacks import Closing, Event, Saved
 from penstock.runtime.metrics import StepMetrics
-from penstock.runtime.settings import Safety
+from penstock.runtime.options import Safety
 from penstock.runtime.user_metrics import Evaluation
 
 BATCH = 12

@@ -14,9 +14,9 @@ from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.metrics import END
+from penstock.runtime.options import Update
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
-from penstock.runtime.settings import Update
 
 
 @pytest.mark.timeout(600)

@@ -10,9 +10,9 @@ from torch import nn
 from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
+from penstock.runtime.options import Safety
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
-from penstock.runtime.settings import Safety
 
 
 @pytest.mark.timeout(600)

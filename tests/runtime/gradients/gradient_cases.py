@@ -24,9 +24,9 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from penstock.capture.capture import capture_model
-from penstock.jobs.optimizers import MuonWithAdamW
 from penstock.plan.plan import Plan
 from penstock.runtime.tables import Constraints
+from penstock.train.optimizers import MuonWithAdamW
 
 BATCH = MICRO_BATCHES * ROWS
 CLIP_NORM = 0.05

@@ -21,7 +21,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from penstock.capture.capture import capture_model
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.settings import Safety
+from penstock.runtime.options import Safety
 from penstock.runtime.tables import Constraints
 
 WIDTH, ROWS, STEPS, LAYERS = 6, 4, 8, 8

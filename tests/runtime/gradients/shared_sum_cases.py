@@ -134,8 +134,8 @@ def sum_that_is_changed_at_once() -> list[float]:
 
 def bits_of_replicas(transport: Any) -> list[list[int]]:
     """The bits of all gradients on every rank after a step."""
+    from penstock.runtime.options import Safety
     from penstock.runtime.pipeline import Pipeline
-    from penstock.runtime.settings import Safety
 
     case = Case("gpipe", (3,), 2)
     subject, graph = captured(case.model, True)

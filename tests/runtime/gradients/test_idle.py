@@ -13,9 +13,9 @@ from torch.nn import functional
 from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
+from penstock.runtime.options import Safety
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
-from penstock.runtime.settings import Safety
 
 CUT = (Stage(range(2), (0,), (3,)), Stage(range(2, 6), (1,), (3,)))
 

@@ -14,8 +14,8 @@ from penstock.capture.chain import Chain
 from penstock.errors import BadInput, LossNotFinite
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.gradients.loss_scaling import LossScaler
+from penstock.runtime.options import Update
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Update
 from penstock.runtime.tables import LossScaling
 
 ROWS, WIDTH, MICRO_BATCHES = 16, 8, 4

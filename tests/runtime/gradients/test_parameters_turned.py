@@ -7,8 +7,8 @@ from torch import nn
 from penstock.capture.capture import capture_model
 from penstock.errors import BadInput, RunFailed
 from penstock.plan.plan import Plan, Stage
+from penstock.runtime.options import Safety
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Safety
 
 
 class Router(nn.Module):

@@ -5,8 +5,8 @@ import torch
 from runtime.gradients.wide_cases import CASES, batch_of, model_of, summed, wide_gradients
 
 from penstock.errors import BadInput
+from penstock.runtime.options import Update
 from penstock.runtime.processes.launch import launch_workers
-from penstock.runtime.settings import Update
 
 
 def test_the_optimizer_gets_what_a_loop_sums_in_float32() -> None:

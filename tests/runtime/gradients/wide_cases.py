@@ -17,7 +17,7 @@ from torch.optim import SGD
 from penstock.capture.capture import capture_model
 from penstock.capture.chain import Chain
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.settings import Update
+from penstock.runtime.options import Update
 from penstock.runtime.tables import Constraints
 
 WIDTH, ROWS, STEPS, LAYERS, RATE = 16, 4, 3, 4, 0.125

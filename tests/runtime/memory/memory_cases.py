@@ -14,13 +14,13 @@ from runtime.pipeline_cases import integers, join, plan_of
 from torch import nn
 
 from penstock.capture.capture import capture_model
+from penstock.capture.contract import Batch
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.stage_program import Batch
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.measure.layer_times import measure_profile
 from penstock.plan.plan import Plan, with_recompute
 from penstock.runtime.measured_memory import MeasuredMemory
-from penstock.runtime.settings import Safety
+from penstock.runtime.options import Safety
 from penstock.simulate.simulation import Prediction, simulate_plan
 
 WIDTH, SEQUENCE, VOCABULARY = 128, 32, 100

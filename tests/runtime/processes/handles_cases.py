@@ -12,7 +12,7 @@ from pipelines_of_any_plan import Pipeline
 from runtime.matrix_cases import batch_of, captured, make_optimizer
 from runtime.matrix_plans import Case
 
-from penstock.runtime.settings import Safety
+from penstock.runtime.options import Safety
 
 STEPS, PIPELINES = 2, 2
 

@@ -12,8 +12,8 @@ from torch import nn
 from penstock.capture.chain import Chain
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.checkpoints import checkpoint
+from penstock.runtime.options import Safety
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Safety
 
 RANKS = 3
 

@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 from penstock.errors import BadInput
-from penstock.jobs.job_file import find_job
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.callbacks import Callback, Closing
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.trackers import TRACKERS, check_trackers, track
+from penstock.train.job_file import find_job
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 BOTH = tuple(TRACKERS)

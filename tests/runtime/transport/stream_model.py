@@ -24,17 +24,17 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
-from penstock.capture.stage_program import TensorSpec
+from penstock.capture.contract import TensorSpec
 from penstock.plan.ordering import schedule_refusal
 from penstock.plan.plan import Plan
 from penstock.runtime.clock import AHEAD, StepClock
 from penstock.runtime.gradients import buckets
 from penstock.runtime.gradients.buckets import GradientBuckets, make_groups
 from penstock.runtime.program import StagePart, lower, places_of
-from penstock.runtime.stages import batch_norm, parameter_shards, shards
-from penstock.runtime.stages.batch_norm import SynchronisedBatchNorm
-from penstock.runtime.stages.parameter_shards import Unit
-from penstock.runtime.stages.shards import copy_values
+from penstock.runtime.stage import batch_norm, parameter_shards, shards
+from penstock.runtime.stage.batch_norm import SynchronisedBatchNorm
+from penstock.runtime.stage.parameter_shards import Unit
+from penstock.runtime.stage.shards import copy_values
 from penstock.runtime.transport import process_groups
 from penstock.runtime.transport.channels import PipelineChannels, Places
 from penstock.runtime.transport.messages import (

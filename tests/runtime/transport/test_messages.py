@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from penstock.capture.stage_program import TensorSpec
+from penstock.capture.contract import TensorSpec
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.micro_batches import cut_batch, forward_schedule, schedule_of
 from penstock.runtime.transport.messages import (

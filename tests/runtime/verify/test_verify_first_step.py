@@ -12,14 +12,14 @@ from torch import nn
 from torch.nn import functional
 from torch.optim import SGD
 
+from penstock.capture.batch.lengths import Length
 from penstock.capture.capture import capture_model
-from penstock.capture.lengths import Length
 from penstock.errors import BadInput, RunFailed
 from penstock.machine import FreeMemory
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.engine import Engine
+from penstock.runtime.options import Safety
 from penstock.runtime.pipeline import Pipeline
-from penstock.runtime.settings import Safety
 from penstock.runtime.verify import own_module, verify
 
 

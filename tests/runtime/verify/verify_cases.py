@@ -14,8 +14,8 @@ from torch.nn import functional
 from torch.optim import SGD
 
 from penstock.capture.capture import capture_model
+from penstock.capture.contract import StageProgram
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.stage_program import StageProgram
 from penstock.errors import RunFailed
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime import holdings

@@ -14,7 +14,7 @@ from torch import nn
 
 from penstock.capture.capture import capture_model
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.settings import Update
+from penstock.runtime.options import Update
 
 STAGES, STEPS, RATE = 4, 2, 0.1
 WIDTH, INNER, WORDS = 1024, 2816, 64

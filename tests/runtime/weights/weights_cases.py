@@ -13,7 +13,7 @@ from torch import nn
 
 from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
-from penstock.runtime.settings import Update
+from penstock.runtime.options import Update
 
 STEPS, RATE = 2, 0.1
 

@@ -33,7 +33,7 @@ from penstock.capture.record.recording import (
     TensorReference,
 )
 from penstock.capture.record.sizes import ValueSizes
-from penstock.capture.user_lines import line_in_words, line_with_source
+from penstock.capture.record.user_lines import line_in_words, line_with_source
 from penstock.errors import BadInput
 from penstock.torch_internals import NoFunctionCalls, pytree
 

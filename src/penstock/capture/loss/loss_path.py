@@ -23,7 +23,7 @@ from penstock.capture.record.recording import (
     TensorReference,
     tensors_in,
 )
-from penstock.capture.user_lines import line_with_source
+from penstock.capture.record.user_lines import line_with_source
 from penstock.torch_internals import pytree
 
 Constants: TypeAlias = tuple[Any, ...]

@@ -23,7 +23,7 @@ from penstock.capture.record.recording import (
     TensorReference,
 )
 from penstock.capture.record.sizes import BatchSize, Formula, ValueSizes
-from penstock.capture.user_lines import line_in_words
+from penstock.capture.record.user_lines import line_in_words
 from penstock.torch_internals import pytree
 
 _ALONG = {

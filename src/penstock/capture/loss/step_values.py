@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from penstock.capture.batch_part import Leaf, PartialLeaf
+from penstock.capture.batch.part import Leaf, PartialLeaf
 from penstock.capture.record.absent import Absent
 from penstock.capture.record.recording import Address
 from penstock.capture.record.sizes import BatchSize
-from penstock.capture.user_lines import line_with_source
+from penstock.capture.record.user_lines import line_with_source
 from penstock.errors import BadInput
 from penstock.torch_internals import pytree
 

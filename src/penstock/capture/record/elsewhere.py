@@ -28,8 +28,8 @@ from penstock.capture.record.absent import (
     writes_first,
 )
 from penstock.errors import BadInput, WeightElsewhere
+from penstock.text import numbered
 from penstock.torch_internals import has_other_users, pytree
-from penstock.words import numbered
 
 ASKING = VALUES | {"__format__", "__array__", "backward", "data_ptr", "storage", "untyped_storage"}
 """Calls of the loop that need values."""

@@ -32,7 +32,6 @@ from penstock.capture.loss.loss_parts import (
     loss_parts,
 )
 from penstock.capture.loss.mixing import mixing_call, start_of_whole_loss
-from penstock.capture.model_outputs import Flattened, flatten_outputs
 from penstock.capture.record.absent import Absent, NeedsValues, UnknownSize
 from penstock.capture.record.failures import (
     LengthRefused,
@@ -42,6 +41,8 @@ from penstock.capture.record.failures import (
     innermost_module,
     only_whole,
 )
+from penstock.capture.record.model_and_loss import Returned, UserProgram
+from penstock.capture.record.model_outputs import Flattened, flatten_outputs
 from penstock.capture.record.model_state import (
     PLAIN,
     StatePlace,
@@ -69,8 +70,7 @@ from penstock.capture.record.recording import (
 )
 from penstock.capture.record.sizes import BatchSize, ValueSizes, shapes_of
 from penstock.capture.record.units import Granularity, blocks_around, is_torchs, units_of
-from penstock.capture.record.user_program import Returned, UserProgram
-from penstock.capture.user_lines import Line, line_of, line_with_source
+from penstock.capture.record.user_lines import Line, line_of, line_with_source
 from penstock.device import without_nested_tensors
 from penstock.errors import BadInput, CaptureFailed, PenstockError
 from penstock.torch_internals import Norm, eagerly, own_buffers, pytree

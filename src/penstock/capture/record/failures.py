@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from penstock.capture.record.model_and_loss import UserProgram
 from penstock.capture.record.sizes import BatchSize
-from penstock.capture.record.user_program import UserProgram
-from penstock.capture.user_lines import line_of
+from penstock.capture.record.user_lines import line_of
 from penstock.errors import CaptureFailed
 from penstock.torch_internals import has_global_hooks
 

@@ -1,7 +1,7 @@
 """State of a model that a forward changes besides tensors: plain attributes and buffers.
 
 A stage runs the user's own Python. If that counts, switches or remembers something in the model,
-each stage of a process must find what *its* last run left (`penstock.capture.stage.kept_state`).
+each stage of a process must find what *its* last run left (`penstock.capture.forward.kept_state`).
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from penstock.capture.record.absent import version_of
-from penstock.capture.record.user_program import UserProgram
+from penstock.capture.record.model_and_loss import UserProgram
 from penstock.torch_internals import forward_hooks, own_buffers
 
 PLAIN = (

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from penstock.capture.batch_layout import BatchLayout
-from penstock.capture.lengths import LengthsOf
+from penstock.capture.batch.layout import BatchLayout
+from penstock.capture.batch.lengths import LengthsOf
 
 
 def parts_of(samples: int) -> list[list[int]]:

@@ -1,7 +1,7 @@
 """State of Python that forward may use besides tensors: random numbers, globals, containers.
 
 random.random(), np.random.rand()    all stages draw the same: seeded for each micro-batch
-self.steps += 1                      kept for each stage (`penstock.capture.stage.kept_state`)
+self.steps += 1                      kept for each stage (`penstock.capture.forward.kept_state`)
 self.history.append(x)               would be done by every stage of a process: refused
 STEPS += 1 (a global)                the same
 """
@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from penstock.capture.batch.unread import StandIn
 from penstock.capture.record.model_state import OF_EVERY_MODULE, PLAIN
-from penstock.capture.unread import StandIn
 from penstock.device import generator_state, put_generator_state
 
 GeneratorsState = tuple[Any, Any]

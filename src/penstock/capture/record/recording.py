@@ -45,6 +45,7 @@ from penstock.capture.record.absent import (
     version_of,
     writes_first,
 )
+from penstock.capture.record.model_and_loss import LOSS, UserProgram
 from penstock.capture.record.model_state import (
     OF_EVERY_MODULE,
     PLAIN,
@@ -53,11 +54,10 @@ from penstock.capture.record.model_state import (
     value_at,
 )
 from penstock.capture.record.outside_state import containers_in
+from penstock.capture.record.stand_ins import made_up, standing_in
+from penstock.capture.record.torch_calls import BATCH_NORM_OPERATORS
 from penstock.capture.record.units import is_torchs
-from penstock.capture.record.user_program import LOSS, UserProgram
-from penstock.capture.stand_ins import made_up, standing_in
-from penstock.capture.torch_calls import BATCH_NORM_OPERATORS
-from penstock.capture.user_lines import Line, line_in_words, line_of_user, line_with_source
+from penstock.capture.record.user_lines import Line, line_in_words, line_of_user, line_with_source
 from penstock.errors import CaptureFailed
 from penstock.torch_internals import (
     BACKWARD_HOOKS,

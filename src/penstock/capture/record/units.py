@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 from torch import nn
 
 from penstock.capture.chain import Chain
-from penstock.capture.record.user_program import UserProgram
+from penstock.capture.record.model_and_loss import UserProgram
 
 Granularity: TypeAlias = Literal["block", "module", "operator"]
 

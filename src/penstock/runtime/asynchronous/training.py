@@ -12,8 +12,8 @@ from functools import cache, lru_cache
 from math import nan, sqrt
 from typing import TypeAlias
 
-from penstock.capture.batch_part import Leaf
-from penstock.capture.lengths import LengthsOf
+from penstock.capture.batch.lengths import LengthsOf
+from penstock.capture.batch.part import Leaf
 from penstock.errors import BadInput, LossNotFinite
 from penstock.runtime.asynchronous.order import asynchronous_order, cut_for
 from penstock.runtime.asynchronous.versioned_stage import VersionedStage, with_updates
@@ -29,13 +29,13 @@ from penstock.runtime.program import (
     StagePart,
     steps_of,
 )
-from penstock.runtime.steps.training import StreamedSteps, Training, Updated, metrics_of
 from penstock.runtime.transport.messages import (
     Message,
     RankMessages,
     messages_between_actions,
     messages_of_rank,
 )
+from penstock.runtime.update.training import StreamedSteps, Training, Updated, metrics_of
 from penstock.runtime.user_metrics import Means
 from penstock.schedule.action import Action
 from penstock.schedule.families.early_backward import one_f_one_b

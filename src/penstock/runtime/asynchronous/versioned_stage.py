@@ -12,8 +12,8 @@ from penstock.runtime.asynchronous.weight_versions import make_weight_versions
 from penstock.runtime.engine import Engine
 from penstock.runtime.metrics import clip_factor
 from penstock.runtime.program import Place, PreparedAction
-from penstock.runtime.stages.runner import StageInputs, Tensors, Work
-from penstock.runtime.steps.training import Stepper
+from penstock.runtime.stage.runner import StageInputs, Tensors, Work
+from penstock.runtime.update.training import Stepper
 from penstock.schedule.action import ActionKind
 
 

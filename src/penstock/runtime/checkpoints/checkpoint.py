@@ -22,13 +22,13 @@ import torch
 from pydantic import ConfigDict, StringConstraints
 
 from penstock.device import pieces_on_host
-from penstock.document import Entry, check_document, write_text
 from penstock.errors import BadInput
+from penstock.files import Entry, check_document, write_text
 from penstock.machine import free_host_memory
 from penstock.runtime.checkpoints.folders import NewFolder, restore_replaced, synchronise
 from penstock.runtime.processes.world import World
 from penstock.runtime.weights.safetensors_file import StoredTensor, read_header, write_tensors
-from penstock.words import size_text
+from penstock.text import size_text
 
 STATE_FILE = "state.json"
 SCHEMA = 2

@@ -25,7 +25,7 @@ from penstock.runtime.checkpoints.loader_state import (
 )
 from penstock.runtime.engine import Engine
 from penstock.runtime.processes.heartbeat import doing
-from penstock.runtime.steps.training import Training, merged_states
+from penstock.runtime.update.training import Training, merged_states
 from penstock.runtime.weights.safetensors_file import StoredTensor, read_into
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from penstock.capture.batch_part import BatchPart
+from penstock.capture.batch.part import BatchPart
+from penstock.capture.contract import Batch, StageProgram, TensorSpec
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.stage_program import Batch, StageProgram, TensorSpec
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.runtime.batch_reading import WHOLE, BatchReading
@@ -18,8 +18,8 @@ from penstock.runtime.micro_batches import BatchCut, cut_batch
 from penstock.runtime.processes.heartbeat import doing
 from penstock.runtime.processes.world import World
 from penstock.runtime.program import RankStages
-from penstock.runtime.stages.building import stages_of
-from penstock.runtime.stages.runner import ModuleRunner
+from penstock.runtime.stage.building import stages_of
+from penstock.runtime.stage.runner import ModuleRunner
 from penstock.runtime.transport.messages import BoundaryTensors, boundaries_of
 from penstock.runtime.user_metrics import Evaluation
 from penstock.torch_internals import holder_of

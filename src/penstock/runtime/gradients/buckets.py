@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from penstock.capture.contract import ParameterUse
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.stage_program import ParameterUse
 from penstock.cluster.collectives import BUCKET_BYTES
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan

@@ -11,9 +11,9 @@ from typing import Literal
 
 import torch
 
-from penstock.capture.stage_program import TensorSpec
+from penstock.capture.contract import TensorSpec
 from penstock.runtime.clock import StepClock
-from penstock.runtime.stages.runner import Tensors
+from penstock.runtime.stage.runner import Tensors
 from penstock.runtime.transport.messages import Message, MessagePart, RankMessages
 from penstock.runtime.transport.transport import Inlet, Transport, position_code
 from penstock.schedule.action import Action

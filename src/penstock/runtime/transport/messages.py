@@ -12,9 +12,9 @@ from typing import Literal
 
 import torch
 
+from penstock.capture.batch.lengths import LengthsOf
+from penstock.capture.contract import TensorSpec
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.lengths import LengthsOf
-from penstock.capture.stage_program import TensorSpec
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan, rank_pairs
 from penstock.plan.row_split import row_overlaps, row_ranges

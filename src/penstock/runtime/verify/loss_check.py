@@ -12,16 +12,16 @@ from typing import Any
 
 import torch.distributed as dist
 
+from penstock.capture.forward.loss_again import Ends, LossAgain, loss_again
 from penstock.capture.record.outside_state import kept_random_state
-from penstock.capture.stage.loss_again import Ends, LossAgain, loss_again
 from penstock.device import free_memory, without_tf32
 from penstock.errors import RunFailed
 from penstock.runtime.engine import Engine
 from penstock.runtime.metrics import Totals
 from penstock.runtime.verify.result import tolerance_of
 from penstock.runtime.verify.verify import moved
+from penstock.text import size_text
 from penstock.torch_internals import forward_hooks, pytree
-from penstock.words import size_text
 
 COPIES = 8
 """Multiple of what the loss reads that must fit into free memory, to join it and compute on it."""

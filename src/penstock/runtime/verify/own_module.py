@@ -26,6 +26,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from penstock.capture.forward.restored import kept_attributes, kept_buffers
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.loss.loss_parts import reduction_of
 from penstock.capture.record.absent import Absent
@@ -39,10 +40,9 @@ from penstock.capture.record.outside_state import (
     same_state,
 )
 from penstock.capture.record.recording import tensors_in
-from penstock.capture.restored import kept_attributes, kept_buffers
+from penstock.capture.record.torch_calls import TorchCalls, backward_seen
+from penstock.capture.record.user_lines import line_in_words, line_of_user
 from penstock.capture.tensor_parts import give_scales, is_quantised, parts_of, rebuilt
-from penstock.capture.torch_calls import TorchCalls, backward_seen
-from penstock.capture.user_lines import line_in_words, line_of_user
 from penstock.runtime.verify.cause import cause_of
 from penstock.runtime.verify.without_dropout import WithoutDropout
 from penstock.torch_internals import gradient_hooks, holder_of, own_buffers, write_count

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from penstock.capture.forward.restored import kept_attributes
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.record.model_state import StatePlace, place_of, put, value_at
-from penstock.capture.restored import kept_attributes
 from penstock.runtime.engine import Engine
 from penstock.runtime.verify.own_module import in_double
 from penstock.torch_internals import pytree

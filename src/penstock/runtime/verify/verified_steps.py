@@ -6,15 +6,15 @@ from itertools import chain, islice
 
 import torch
 
-from penstock.capture.batch_part import Leaf
-from penstock.capture.restored import kept_buffers
-from penstock.capture.stage_program import Batch
+from penstock.capture.batch.part import Leaf
+from penstock.capture.contract import Batch
+from penstock.capture.forward.restored import kept_buffers
 from penstock.device import without_tf32
 from penstock.errors import RunFailed
 from penstock.runtime.engine import Engine
 from penstock.runtime.metrics import StepMetrics, Totals
-from penstock.runtime.settings import Verification
-from penstock.runtime.steps.training import Steps, Training, flushed_step
+from penstock.runtime.options import Verification
+from penstock.runtime.update.training import Steps, Training, flushed_step
 from penstock.runtime.verify.loss_check import LossCheck
 from penstock.runtime.verify.step_state import StepState, begin_of
 from penstock.runtime.verify.verify import (

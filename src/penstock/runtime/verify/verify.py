@@ -27,10 +27,10 @@ from typing import Any
 
 import torch
 
-from penstock.capture.batch_layout import BatchLayout
-from penstock.capture.batch_part import Leaf
+from penstock.capture.batch.layout import BatchLayout
+from penstock.capture.batch.part import Leaf
+from penstock.capture.forward.restored import kept_buffers
 from penstock.capture.record.outside_state import kept_random_state
-from penstock.capture.restored import kept_buffers
 from penstock.device import free_memory, without_tf32
 from penstock.runtime.engine import Engine
 from penstock.runtime.metrics import Totals
@@ -48,7 +48,7 @@ from penstock.runtime.verify.result import (
 )
 from penstock.runtime.verify.step_state import StepState, begin_of, with_attributes
 from penstock.runtime.verify.without_dropout import WithoutDropout
-from penstock.words import size_text
+from penstock.text import size_text
 
 WHOLE = "your module on the whole batch"
 IN_PARTS = "your module, micro-batch by micro-batch"

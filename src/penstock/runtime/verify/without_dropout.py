@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from penstock.capture.torch_calls import TorchCalls
+from penstock.capture.record.torch_calls import TorchCalls
 
 
 class WithoutDropout(TorchCalls):

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from penstock.capture.forward.materialise import named_tensors, put_tensor
+from penstock.capture.forward.stage_module import StageModule
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.materialise import named_tensors, put_tensor
 from penstock.capture.record.absent import Absent
-from penstock.capture.stage.stage_tensors import StageModule
 from penstock.capture.tensor_parts import (
     become,
     is_quantised,

@@ -26,9 +26,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.schedule.action import ACTION_KINDS, KIND_CODES
-from penstock.schedule.bound import makespan_bound_s
 from penstock.schedule.clock import makespan_s, times_of
 from penstock.schedule.schedule import Schedule
+from penstock.schedule.searched.bound import makespan_bound_s
 from penstock.schedule.searched.list_arrays import (
     ScheduleArrays,
     Wishes,
@@ -285,8 +285,9 @@ def quickest_order(
 
     A change stays if the order is no slower. The number of attempts is proportional to the gap
     between the best order and a lower bound (`quick_bound_s`). The search ends when the best
-    reaches that bound, or on small pipelines `penstock.schedule.bound.makespan_bound_s`, which
-    also considers memory. The result is deterministic.
+    reaches that bound, or on small pipelines
+    `penstock.schedule.searched.bound.makespan_bound_s`, which also considers memory. The result is
+    deterministic.
     """
     arrays = arrays_of(shape, split=split)
     search = ListSearch(arrays, quick_bound_s(arrays, shape), most_attempts)

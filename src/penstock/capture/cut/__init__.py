@@ -1,0 +1,1 @@
+"""Cut a recorded program into layers."""

@@ -1,0 +1,170 @@
+"""Calls of a stage's module in training.
+
+A stage runs the user's own forward on his own modules. While it runs, linear layers may have
+another ``forward``, with the same results: for backwards in two halves, they defer the gradients of
+their weights (see `penstock.capture.forward.deferred_weights`); else large ones accumulate them
+directly.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from penstock.capture.forward.deferred_weights import (
+    LARGE,
+    DeferredGradients,
+    accumulating_linear,
+    deferred_addmm,
+    deferred_linear,
+)
+from penstock.capture.forward.partial_forward import RunContext
+from penstock.capture.forward.stage_module import StageModule
+from penstock.torch_internals import own_parameters
+
+
+def casts_kept(
+    device: torch.device, autocast: torch.dtype | None
+) -> AbstractContextManager[object]:
+    """Share what autocast has cast between forwards; no weight may change meanwhile.
+
+    Else autograd would keep one copy of each weight for every forward in flight. Autocast drops
+    its copies at the end of its outermost context, which this is, and in which it is off.
+    """
+    if autocast is None:
+        return nullcontext()
+    return torch.autocast(device.type, autocast, enabled=False)
+
+
+def entering(tensor: torch.Tensor) -> torch.Tensor:
+    """A received tensor as a leaf of the graph, of which autocast keeps no copy.
+
+    It takes leaves that are no views for weights.
+    """
+    return tensor.detach().view_as(tensor).requires_grad_()
+
+
+class StageCall(Protocol):
+    """Caller of a stage's module in a forward.
+
+    ``gathers``: ranks gather parameters in it, so one without rows takes part in any mode.
+    ``records``: it runs as with gradients even where none are recorded.
+    """
+
+    gathers: bool = False
+    records: bool = False
+
+    @property
+    def in_evaluation(self) -> "StageCall":
+        """Call of the stage in evaluation, in which nothing is compiled or deferred."""
+        return self
+
+    def run(
+        self,
+        leaves: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        deferred: DeferredGradients | None = None,
+    ) -> Any:
+        """Run the stage; if ``deferred`` is given, linear layers defer weight gradients to it."""
+        ...
+
+    def tell(self, context: RunContext) -> None:
+        """Say which run the next one is."""
+        ...
+
+    def others(self) -> list[nn.Parameter]:
+        """Parameters that get gradients in the first half although ``deferred`` has products."""
+        ...
+
+    def in_backward(self) -> AbstractContextManager[None]:
+        """Put into modules what they hold during a call, for the backward."""
+        return nullcontext()
+
+
+class ProgramCall(StageCall):
+    """Caller of a stage that runs the user's program.
+
+    While it runs, linear layers of its own units have another ``forward``: it defers the gradients
+    of their weights, or accumulates them directly. Modules with these ``ids`` stay as they are.
+    """
+
+    def __init__(self, module: StageModule, ids: Collection[int] = ()) -> None:
+        self._module = module
+        self._deferred: DeferredGradients | None = None
+        self._held: list[nn.Parameter] | None = None
+        self._small: list[tuple[dict[str, Any], Any]] = []
+        self._large: list[tuple[dict[str, Any], Any]] = []
+        for part in module.own_modules():
+            if id(part) in ids:
+                continue
+            if type(part) is nn.Linear:
+                large = part.weight.numel() >= LARGE
+                (self._large if large else self._small).append((part.__dict__, self._linear(part)))
+            elif type(part).__name__ == "Conv1D" and hasattr(part, "nf"):
+                self._small.append((part.__dict__, self._conv1d(part)))
+
+    def _linear(self, part: nn.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
+        tensors = own_parameters(part)
+
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            weight, bias = tensors.get("weight"), tensors.get("bias")
+            if weight is None:  # one that is computed is no parameter
+                return nn.Linear.forward(part, x)
+            if self._deferred is None:
+                return accumulating_linear(x, weight, bias)
+            return deferred_linear(self._deferred, x, weight, bias)
+
+        return forward
+
+    def _conv1d(self, part: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The linear layer of GPT-2 in transformers, whose weight is transposed."""
+        tensors: Any = own_parameters(part)
+
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            weight, bias = tensors.get("weight"), tensors.get("bias")
+            if self._deferred is None or weight is None:
+                return type(part).forward(part, x)
+            rows = x.view(-1, x.size(-1))
+            made = deferred_addmm(self._deferred, bias, rows, weight)
+            return made.view((*x.size()[:-1], part.nf))
+
+        return forward
+
+    def tell(self, context: RunContext) -> None:
+        """Say which run the next one is."""
+        self._module.tell(context)
+
+    def run(
+        self,
+        leaves: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        deferred: DeferredGradients | None = None,
+    ) -> Any:
+        """Run the stage, with other forwards of its linear layers."""
+        self._deferred = deferred
+        replaced = self._large if deferred is None else [*self._large, *self._small]
+        with forwards_put(replaced):
+            return self._module.run(leaves, inputs)
+
+    def others(self) -> list[nn.Parameter]:
+        """All that is trained: a weight may also be read by other code than its linear layer."""
+        if self._held is None:
+            self._held = list(self._module.parameters())
+        return [parameter for parameter in self._held if parameter.requires_grad]
+
+
+@contextmanager
+def forwards_put(forwards: Sequence[tuple[dict[str, Any], Any]]) -> Iterator[None]:
+    """Put other forwards into modules (given by their dicts); those of the user's own stay."""
+    put: list[dict[str, Any]] = []
+    for place, forward in forwards:
+        if "forward" not in place:
+            place["forward"] = forward
+            put.append(place)
+    try:
+        yield
+    finally:
+        for place in put:
+            place.pop("forward", None)

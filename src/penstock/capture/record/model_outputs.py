@@ -1,0 +1,74 @@
+"""Outputs of a model besides its loss, as tensors and the structure around them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from penstock.capture.batch.layout import KeyedSlots, Slot, fill_slots, in_sequence_of
+from penstock.capture.contract import TensorSpec
+from penstock.errors import BadInput
+
+LOSS_SLOT = -1
+"""The index of the loss itself, which predictions leave out."""
+
+
+@dataclass
+class Flattened:
+    """A model's result as structure and tensors; ``problem`` says why that is not possible."""
+
+    structure: Any = None
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    problem: str = ""
+
+
+def flatten_outputs(value: Any, loss: torch.Tensor | None = None) -> Flattened:
+    """The tensors in what a model returned, in a fixed order, and the structure around them.
+
+    If ``loss`` is one of them, it is left out, and its place holds ``None`` later.
+    """
+    tensors: list[torch.Tensor] = []
+    try:
+        return Flattened(_structure(value, "the model's result", tensors, loss), tensors)
+    except BadInput as problem:
+        return Flattened(problem=str(problem))
+
+
+def _structure(
+    value: Any, name: str, tensors: list[torch.Tensor], loss: torch.Tensor | None
+) -> Any:
+    if isinstance(value, torch.Tensor):
+        if value is loss:
+            return Slot(LOSS_SLOT)
+        tensors.append(value)
+        return Slot(len(tensors) - 1)
+    if isinstance(value, Mapping):
+        entries = {k: _structure(v, f"{name}[{k!r}]", tensors, loss) for k, v in value.items()}
+        return KeyedSlots(type(value), entries)
+    if isinstance(value, list | tuple):
+        parts = [_structure(v, f"{name}[{i}]", tensors, loss) for i, v in enumerate(value)]
+        return in_sequence_of(value, parts)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise BadInput(
+        f"{name} is a {type(value).__name__}, but predictions and metrics need tensors, tuples, "
+        f"lists, dicts and plain constants; return those from forward"
+    )
+
+
+@dataclass(frozen=True)
+class StructuredOutputs:
+    """A flattened result with specs of its tensors, as an `OutputLayout`."""
+
+    structure: Any
+    specs: tuple[TensorSpec, ...]
+    problem: str = ""
+
+    def rebuild(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """The result in the model's own structure, filled with ``tensors``."""
+
+        def value_of(index: int) -> torch.Tensor | None:
+            return None if index == LOSS_SLOT else tensors[index]
+
+        return fill_slots(self.structure, value_of)

@@ -1,0 +1,1 @@
+"""Other frameworks' layouts and training loops."""

@@ -1,1 +1,0 @@
-"""Planner and simulator together: from a profile and a cluster to a plan and its promises."""

@@ -1,0 +1,215 @@
+"""Stages that run layer by layer, and recompute each layer right before its own backward.
+
+Each layer runs like a stage of its own, so autograd has one graph for each. It keeps only its input
+tensors, and one layer at a time has its activations (Chen et al., Training Deep Nets with Sublinear
+Memory Cost, 2016). Where somebody watches the layers, the stage may also keep or recompute as a
+whole.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+from penstock.capture.contract import StageProgram, TensorSpec
+from penstock.capture.forward.call import StageCall
+from penstock.capture.layer_graph import LayerGraph
+from penstock.errors import BadInput
+from penstock.plan.plan import Stage
+from penstock.runtime.stage.parameter_shards import gather_ahead
+from penstock.runtime.stage.runner import ModuleRunner, StageInputs, Tensors
+
+Watch: TypeAlias = Callable[[Literal["forward", "backward"], ModuleRunner, int, Tensors], None]
+"""Callback with a part's results: sent tensors, or gradients of received ones and parameters."""
+
+
+@dataclass(frozen=True)
+class RecomputeRun:
+    """A layer of a stage, or several together that cannot run separately.
+
+    ``leaves`` are the indexes, among the stage's leaves of the batch, of those that it reads.
+    """
+
+    program: StageProgram
+    recomputed: bool
+    leaves: tuple[int, ...]
+
+
+def recompute_run(
+    graph: LayerGraph, layers: range, program: StageProgram, *, recomputed: bool
+) -> RecomputeRun:
+    """The part ``layers`` of the stage ``program``, with the user's own parameters and buffers."""
+    part = graph.stage(layers)
+    if not set(part.batch_inputs) <= set(program.batch_inputs):
+        raise BadInput(
+            f"layers {layers[0]} to {layers[-1]} cannot be run apart from their stage, because "
+            f"they take the number of samples from elsewhere; recompute the whole stage"
+        )
+    leaves = tuple(program.batch_inputs.index(leaf) for leaf in part.batch_inputs)
+    return RecomputeRun(part, recomputed, leaves)
+
+
+def single_layers(
+    graph: LayerGraph, stage: Stage, program: StageProgram
+) -> tuple[RecomputeRun, ...]:
+    """The layers of a stage one by one, or several together that cannot run separately."""
+    parts: list[RecomputeRun] = []
+    start, again = stage.layers.start, stage.recompute or stage.by_block
+    for stop in range(start + 1, stage.layers.stop + 1):
+        try:
+            parts.append(recompute_run(graph, range(start, stop), program, recomputed=again))
+        except BadInput:
+            if stop == stage.layers.stop:
+                return (recompute_run(graph, stage.layers, program, recomputed=again),)
+            continue
+        start = stop
+    return tuple(parts)
+
+
+class PartlyRecomputed(ModuleRunner):
+    """A stage that runs part by part if a micro-batch is recomputed, and as a whole otherwise.
+
+    With ``by_block`` all micro-batches are, each part of them right before its own backward.
+    ``call_of`` creates the call of a part in training (``None``: the fastest). ``watch`` receives
+    what every part makes in its forwards and backwards of a micro-batch; then each runs alone. All
+    other options are those of `ModuleRunner`.
+    """
+
+    def __init__(
+        self,
+        program: StageProgram,
+        parts: Sequence[RecomputeRun],
+        device: torch.device,
+        *,
+        call_of: Callable[[StageProgram], StageCall | None] = lambda _: None,
+        watch: Watch | None = None,
+        by_block: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(program, device, **options)
+        for_parts = {k: v for k, v in options.items() if k not in ("around_last_backward", "call")}
+        self._parts = parts
+        calls = [call_of(part.program) for part in parts]
+        if by_block and watch is None:
+            gather_ahead(calls)
+        self._runners = [
+            ModuleRunner(part.program, device, call=call, **for_parts)
+            for part, call in zip(parts, calls, strict=True)
+        ]
+        self._share_parameters = share_parameters(parts)
+        self._apart: frozenset[int] = frozenset()
+        self._watch = watch
+        self._by_block = by_block
+
+    def begin(self, work: StageInputs) -> None:
+        """Discard the last iteration and take the inputs of the next."""
+        if self._by_block:
+            work = replace(work, recomputed=frozenset(range(len(work.rows))))
+        super().begin(work)
+        self._apart = work.recomputed if work.training else frozenset()
+        if self._watch is not None:
+            self._apart = frozenset(range(len(work.rows)))
+        for part, runner in zip(self._parts, self._runners, strict=True):
+            leaves = tuple(tuple(own[i] for i in part.leaves) for own in work.leaves)
+            recomputed = work.recomputed if part.recomputed else frozenset[int]()
+            runner.begin(replace(work, leaves=leaves, recomputed=recomputed, last_backward=-1))
+        self._runners[-1].loss_terms = self.loss_terms
+
+    def forward(self, micro_batch: int, received: Tensors) -> Tensors:
+        """Run the parts; those that recompute keep only their inputs."""
+        without_rows = self._work.rows[micro_batch] == 0 and not self._synchronised
+        if micro_batch not in self._apart or without_rows:
+            return super().forward(micro_batch, received)
+        known = dict(zip(names(self.program.received), received, strict=False))
+        for part, runner in zip(self._parts, self._runners, strict=True):
+            runner.seed = self.seed
+            # A tensor that several parts read is a separate leaf in each.
+            inputs = [detached(known.get(name)) for name in names(part.program.received)]
+            sent = runner.forward(micro_batch, inputs)
+            if self._watch is not None and self._work.rows[micro_batch]:
+                self._watch("forward", runner, micro_batch, sent)
+            known |= zip(names(part.program.sent), sent, strict=False)
+        return [known[name] for name in names(self.program.sent)]
+
+    def recompute(self, micro_batch: int) -> Tensors:
+        """Run again the parts that have kept only their inputs."""
+        for runner in self._runners:
+            runner.recompute(micro_batch)
+        return ()
+
+    def backward(self, micro_batch: int, gradients: Tensors) -> Tensors:
+        """Run the backwards of the parts, last part first."""
+        if micro_batch not in self._apart:
+            return super().backward(micro_batch, gradients)
+        return self._around_parts(
+            micro_batch, lambda: self._backwards(micro_batch, gradients, halved=False)
+        )
+
+    def backward_input(self, micro_batch: int, gradients: Tensors) -> Tensors:
+        """Run the first halves of the parts' backwards."""
+        if micro_batch not in self._apart:
+            return super().backward_input(micro_batch, gradients)
+        return self._backwards(micro_batch, gradients, halved=True)
+
+    def backward_weight(self, micro_batch: int) -> Tensors:
+        """Run the second halves of the parts' backwards."""
+        if micro_batch not in self._apart:
+            return super().backward_weight(micro_batch)
+
+        def halves() -> Tensors:
+            for runner in reversed(self._runners):
+                runner.backward_weight(micro_batch)
+                if self._watch is not None:
+                    self._watch("backward", runner, micro_batch, ())
+            return ()
+
+        return self._around_parts(micro_batch, halves)
+
+    def _backwards(self, micro_batch: int, gradients: Tensors, *, halved: bool) -> Tensors:
+        known = dict(zip(names(self.program.sent), gradients, strict=False))
+        for runner in reversed(self._runners):
+            program = runner.program
+            given = [known.pop(name, None) for name in names(program.sent)]
+            if self._by_block:
+                runner.recompute(micro_batch)
+            backward = runner.backward_input if halved else runner.backward
+            found = backward(micro_batch, given)
+            if self._watch is not None:
+                self._watch("backward", runner, micro_batch, found)
+            for name, gradient in zip(names(program.received), found, strict=False):
+                before = known.get(name)
+                if before is not None and gradient is not None:
+                    gradient = before + gradient
+                known[name] = before if gradient is None else gradient
+        return [known.get(name) for name in names(self.program.received)]
+
+    def _around_parts(self, micro_batch: int, work: Callable[[], Tensors]) -> Tensors:
+        """Run ``work``, and start sums over ranks when the gradients of all parts are complete."""
+        if self._share_parameters:
+            found = work()
+            with self._around_backward(micro_batch):
+                return found
+        with self._around_backward(micro_batch):
+            return work()
+
+
+def names(specs: Sequence[TensorSpec]) -> Iterator[str]:
+    """The names of tensors."""
+    return (spec.name for spec in specs)
+
+
+def detached(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """The same values without autograd history."""
+    return None if tensor is None else tensor.detach()
+
+
+def share_parameters(parts: Sequence[RecomputeRun]) -> bool:
+    """Return whether parts share a parameter, so that its gradient arrives several times."""
+    used: set[int] = set()
+    for part in parts:
+        own = {id(p) for p in part.program.module.parameters() if p.requires_grad}
+        if own & used:
+            return True
+        used |= own
+    return False
