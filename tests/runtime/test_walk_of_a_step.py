@@ -7,7 +7,7 @@ from runtime.walk_cases import entered_by_a_later_step
 
 from penstock.runtime.processes.launch import launch_workers
 
-PAGE = Path(__file__).parents[2] / "docs/how-it-works/runtime.md"
+PAGE = Path(__file__).parents[2] / "docs/how-it-works/architecture.md"
 MOST = 36
 
 

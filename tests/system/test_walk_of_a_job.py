@@ -87,6 +87,6 @@ def test_a_job_enters_few_modules_until_its_first_step_and_the_page_names_them(
     assert "train/training_loop.py" in found["rank0"] - found["launcher"]
     entered = found["launcher"] | found["rank0"]
     assert len(entered) <= MOST_MODULES, sorted(entered)
-    page = (ROOT / "docs/how-it-works/runtime.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/how-it-works/architecture.md").read_text(encoding="utf-8")
     walk = page.partition("## The walk of a job")[2].partition("\n## ")[0]
     assert entered <= set(re.findall(r"`([\w/]+\.py)`", walk))
