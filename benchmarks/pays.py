@@ -151,7 +151,7 @@ def faults(rows: dict[str, dict[str, Any]]) -> Iterator[str]:
     for key, goal in (("over_equal", OVER_EQUAL), ("over_torch", OVER_TORCH)):
         found = median(row[key]["median"] for row in rows.values()) if rows else 0.0
         if found < goal and key not in causes:
-            yield f"{RIVALS[key]}: {found:.2f} in the median, goal {goal}, no cause in {CAUSES.name}"
+            yield f"{RIVALS[key]}: median {found:.2f}, goal {goal}, no cause in {CAUSES.name}"
 
 
 def changed_since(commit: str) -> bool:

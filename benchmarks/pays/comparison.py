@@ -85,21 +85,22 @@ def compare_case(name: str, iterations: int) -> dict[str, Any]:
     }
     contenders: dict[str, Contender] = {}
     plans: dict[str, dict[str, Any]] = {}
-    pipes: list[Pipeline] = []
+    pipes: dict[Plan, Pipeline] = {}
     limits = {"ours": rival_bytes["1f1b"], "free": cluster.devices[0].memory_bytes}
     for which, limit in limits.items():
         start_s = perf_counter()
         plan, predicted_s = planned(profile, with_memory(cluster, limit), count, model.rows)
         planning_s = perf_counter() - start_s
-        pipe = Pipeline(
-            Chain(*case.make().halves()),
-            model.batch(1),
-            plan=plan,
-            loss=model.loss,
-            safety=Safety(transport="process-groups"),
-            verify="off",
-        )
-        pipes.append(pipe)
+        pipe = pipes.get(plan)
+        if pipe is None:
+            pipe = pipes[plan] = Pipeline(
+                Chain(*case.make().halves()),
+                model.batch(1),
+                plan=plan,
+                loss=model.loss,
+                safety=Safety(transport="process-groups"),
+                verify="off",
+            )
         contenders[which] = (lambda: None, lambda pipe=pipe: pipe.step(batch))
         plans[which] = {
             "schedule": plan.schedule,
@@ -122,7 +123,7 @@ def compare_case(name: str, iterations: int) -> dict[str, Any]:
         # It gathers every layer in every pass: 20 s an iteration over the slow link.
         contenders["fsdp"] = fully_sharded_rival(case.make(), batch)
     taken = alternated(contenders, iterations)
-    for pipe in pipes:
+    for pipe in pipes.values():
         pipe.close()
     seconds = {name: median(values) for name, values in taken.items()}
     best = min(TUNED, key=seconds.__getitem__)

@@ -173,16 +173,9 @@ def captions() -> Model:
     )
 
 
-def convolved(inner: int, outer: int) -> nn.Module:
-    """Two convolutions of three by three, as in a U-Net."""
-    return nn.Sequential(
-        nn.Conv2d(inner, outer, 3, padding=1),
-        nn.GroupNorm(8, outer),
-        nn.SiLU(),
-        nn.Conv2d(outer, outer, 3, padding=1),
-        nn.GroupNorm(8, outer),
-        nn.SiLU(),
-    )
+def convolved(inner: int, outer: int) -> list[nn.Module]:
+    """A convolution of three by three, its norm and activation."""
+    return [nn.Conv2d(inner, outer, 3, padding=1), nn.GroupNorm(8, outer), nn.SiLU()]
 
 
 class Down(nn.Module):
@@ -190,7 +183,7 @@ class Down(nn.Module):
 
     def __init__(self, inner: int, outer: int) -> None:
         super().__init__()
-        self.level = convolved(inner, outer)
+        self.level = nn.Sequential(*convolved(inner, outer), *convolved(outer, outer))
 
     def forward(self, picture: Tensor, *kept: Tensor) -> tuple[Tensor, ...]:
         """The halved picture, and all that is kept."""
@@ -203,7 +196,7 @@ class Middle(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.level = convolved(width, width)
+        self.level = nn.Sequential(*convolved(width, width), *convolved(width, width))
 
     def forward(self, picture: Tensor, *kept: Tensor) -> tuple[Tensor, ...]:
         """The same shapes."""
@@ -211,17 +204,23 @@ class Middle(nn.Module):
 
 
 class Up(nn.Module):
-    """A level on the way up, which reads what was kept last; the last one gives the result."""
+    """A level on the way up, which reads what was kept last; the last one gives the result.
+
+    Both are convolved by themselves and added, which is a convolution of both together. Torch's
+    pipeline cannot send the gradient of a concatenation, which has gaps.
+    """
 
     def __init__(self, inner: int, outer: int, last: bool) -> None:
         super().__init__()
-        self.level = convolved(inner, outer)
+        self.below = nn.Conv2d(inner, outer, 3, padding=1)
+        self.beside = nn.Conv2d(outer, outer, 3, padding=1, bias=False)
+        self.level = nn.Sequential(nn.GroupNorm(8, outer), nn.SiLU(), *convolved(outer, outer))
         self.out = nn.Conv2d(outer, 3, 1) if last else nn.Identity()
 
     def forward(self, picture: Tensor, *kept: Tensor) -> Any:
         """The doubled picture, and what is still kept."""
-        whole = torch.cat([functional.interpolate(picture, scale_factor=2.0), kept[-1]], dim=1)
-        found = self.out(self.level(whole))
+        whole = self.below(functional.interpolate(picture, scale_factor=2.0))
+        found = self.out(self.level(whole + self.beside(kept[-1])))
         return (found, *kept[:-1]) if len(kept) > 1 else found
 
 
@@ -232,7 +231,7 @@ def u_net() -> Model:
     down = [Down(a, b) for a, b in zip([3, *widths], widths, strict=False)]
     below = [128, 128, 96, 64]
     up = [
-        Up(inner + kept, kept, last=kept == 32)
+        Up(inner, kept, last=kept == 32)
         for inner, kept in zip(below, reversed(widths), strict=True)
     ]
     blocks = [*down, Middle(128), Middle(128), *up]
