@@ -117,7 +117,8 @@ class PatchEmbedding(nn.Module):
 
     def forward(self, pictures: Tensor, captions: Tensor) -> tuple[Tensor, Tensor]:
         """The states of the encoder and of the decoder."""
-        return self.patches(pictures).flatten(2).transpose(1, 2), self.words(captions)
+        seen = self.patches(pictures).flatten(2).transpose(1, 2)
+        return seen.contiguous(), self.words(captions)
 
 
 class Seeing(nn.Module):
@@ -269,16 +270,32 @@ def res_net() -> Model:
     return Model(blocks, functional.cross_entropy, 2, batch_of)
 
 
+class Words(nn.Embedding):
+    """The words of ``(rows, length)`` as ``(length, rows, width)``, the order of LSTMs."""
+
+    def forward(self, words: Tensor) -> Tensor:
+        """Embed."""
+        return super().forward(words.t())
+
+
 class Recurrent(nn.Module):
     """An LSTM that reads both ways or one."""
 
     def __init__(self, inner: int, outer: int, ways: int) -> None:
         super().__init__()
-        self.level = nn.LSTM(inner, outer // ways, batch_first=True, bidirectional=ways == 2)
+        self.level = nn.LSTM(inner, outer // ways, bidirectional=ways == 2)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """``(rows, length, inner)`` to ``(rows, length, outer)``."""
+        """``(length, rows, inner)`` to ``(length, rows, outer)``."""
         return self.level(hidden)[0]
+
+
+class Tags(nn.Linear):
+    """A tag of each word."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """``(length, rows, width)`` to ``(rows, length, tags)``."""
+        return super().forward(hidden).transpose(0, 1)
 
 
 def tagger() -> Model:
@@ -292,9 +309,9 @@ def tagger() -> Model:
         (192, 192, 1),
         (192, 128, 1),
     ]
-    blocks: list[nn.Module] = [nn.Embedding(WORDS, 128)]
+    blocks: list[nn.Module] = [Words(WORDS, 128)]
     blocks += [Recurrent(*level) for level in levels]
-    blocks.append(nn.Linear(128, 64))
+    blocks.append(Tags(128, 64))
     return Model(blocks, token_loss, 8, lambda rows: (tokens(rows, 48), tokens(rows, 48, 64)))
 
 
