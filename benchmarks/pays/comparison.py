@@ -98,7 +98,7 @@ def compare_case(name: str, iterations: int) -> dict[str, Any]:
                 model.batch(1),
                 plan=plan,
                 loss=model.loss,
-                safety=Safety(transport="process-groups"),
+                safety=Safety(transport="process-groups", idle_ranks=True),
                 verify="off",
             )
         contenders[which] = (lambda: None, lambda pipe=pipe: pipe.step(batch))
