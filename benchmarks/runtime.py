@@ -7,10 +7,7 @@ The script starts its own rank processes, one thread each, every rank on a core 
 there are cores. Parts: ``overhead`` (seconds beyond the ideal of an action, on a model that hardly
 computes; all that ``--quick`` measures), ``gloo`` (the same, our messages through Gloo as the
 rival's are), ``efficiency`` (a GPT-like model), ``memory`` (the peak of
-each rank), ``data-parallel`` (against DistributedDataParallel), ``end-to-end`` (rounds of profile,
-plan and run, against the rival's best schedule at equal memory and transport, and against
-DistributedDataParallel and FSDP; one case joins two hosts by a slow link, as network namespaces,
-and needs root).
+each rank), ``data-parallel`` (against DistributedDataParallel).
 docs/benchmarks/runtime.md says what is measured, and how.
 """
 
@@ -21,7 +18,6 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
-from statistics import median
 from time import strftime
 from typing import Any
 
@@ -34,32 +30,12 @@ LIMIT_S = 3600.0
 SHARED = (*("1f1b", "gpipe", "interleaved", "breadth-first", "zero-bubble", "zb-v", "dualpipe-v"),)
 OWN = ("hanayo", "chimera", "dualpipe", "zb-h1", "zb-h2", "v-half", "v-min", "list", "wavefront")
 FOUR_RANKS = ("1f1b", "interleaved", "zb-v")
-ENDING = ("1f1b", "interleaved", "zero-bubble", "zb-v", "dualpipe-v")
-"""The rival's schedules that our own plan is compared with."""
-
-SLOW_LINK = 12.5e6
-"""Bytes a second of the slow link: 100 Mb/s."""
-
-END_CASES = (
-    ("gpt", 2, 4, 0.0),
-    ("gpt", 2, 8, 0.0),
-    ("gpt", 2, 32, 0.0),
-    ("gpt-head", 2, 8, 0.0),
-    ("gpt", 2, 8, SLOW_LINK),
-    ("gpt", 4, 8, 0.0),
-)
-"""Model, ranks, micro-batches, and the rate of the link between the ranks (0: on one host)."""
-
-END_ROUNDS = 5
-"""Profile, plan and run so often; from the least to the most holds the median with 94 %."""
-
 PARTS = (
     "overhead",
     "gloo",
     "efficiency",
     "memory",
     "data-parallel",
-    "end-to-end",
 )
 
 
@@ -68,7 +44,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="overhead only, in few rounds")
     parser.add_argument("--only", choices=PARTS, help="one part")
-    parser.add_argument("--case", type=int, help="one case of end-to-end, from 0; others stay")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     parser.add_argument("--out", type=Path, help=f"where to write them (all: {HERE.name}/)")
     parser.add_argument("--smallest", action="store_true", help=argparse.SUPPRESS)
@@ -84,11 +59,6 @@ def main() -> None:
         document = json.loads(arguments.out.read_text(encoding="utf-8"))
         document[f"{arguments.only}_machine"] = machine()
     for part in parts:
-        if arguments.case is not None:
-            before = document.get(part, [])
-            found = end_to_end(*END_CASES[arguments.case])
-            document[part] = in_order([row for row in before if "rounds" in row] + [found])
-            continue
         document[part] = measure(part, arguments.quick, arguments.smallest)
         if not arguments.json:
             print("\n".join([*table(part, document[part]), ""]), flush=True)
@@ -126,48 +96,9 @@ def measure(part: str, quick: bool, smallest: bool) -> Any:
                 for count in (4, MICRO_BATCHES)
                 for whose in ("ours", "rival")
             ]
-        case "data-parallel":
+        case _:
             settings = {"model_name": "gpt", "micro_batches": MICRO_BATCHES, "rounds": 8}
             return run_tasks([("data_parallel", settings)], 2, LIMIT_S)
-        case _:
-            return [end_to_end(*case) for case in END_CASES]
-
-
-def end_to_end(
-    model: str, ranks: int, micro_batches: int, link_bytes_per_s: float
-) -> dict[str, Any]:
-    """The rounds of a case, and the spread of their ratios."""
-    from starting import run_tasks
-
-    settings = {
-        "model_name": model,
-        "micro_batches": micro_batches,
-        "iterations": 3,
-        "rivals": list(ENDING),
-        # It gathers every layer in every pass: 20 s an iteration over the slow link.
-        "fsdp": not link_bytes_per_s,
-    }
-    rounds = [
-        run_tasks([("end_to_end", settings)], ranks, LIMIT_S, link_bytes_per_s)[0]
-        for _ in range(END_ROUNDS)
-    ]
-    keys = ("equal_memory", "can_be_won", "fastest", "all_memory")
-    spreads = {key: spread([row[key] for row in rounds]) for key in keys}
-    about: dict[str, Any] = {"model": model, "ranks": ranks, "micro_batches": micro_batches}
-    about["link_bytes_per_s"] = link_bytes_per_s
-    return {**about, **spreads, "machine": machine(), "rounds": rounds}
-
-
-def in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of end-to-end in the order of the cases; of one case the last."""
-    keys = ("model", "ranks", "micro_batches", "link_bytes_per_s")
-    last = {tuple(row[key] for key in keys): row for row in rows}
-    return [last[case] for case in END_CASES if case in last]
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    """The least, the median and the most."""
-    return {"least": min(values), "median": median(values), "most": max(values)}
 
 
 def tiny(

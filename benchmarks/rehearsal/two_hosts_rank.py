@@ -22,8 +22,8 @@ sys.path.append(str(Path(__file__).parents[1] / "runtime"))
 
 from cases import CASES, bounds_of
 from contenders import Rival
-from end_to_end import alternated
 from models import Model, make_model
+from replicas import alternated
 from torch import nn
 
 from penstock.capture.capture import capture_model

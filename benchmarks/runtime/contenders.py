@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from cases import Case, placement_of, plan_of
-from models import Model
+from models import Chain, Model
 from torch import nn
 from torch.distributed import pipelining
 from torch.distributed.pipelining import schedules
@@ -20,7 +20,8 @@ from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.transport.transport import TransportChoice
 from penstock.schedule.action import Action
 
-Batch = tuple[torch.Tensor, torch.Tensor]
+Batch = tuple[torch.Tensor, ...]
+"""What the model takes, and the targets behind it."""
 
 
 class Ours:
@@ -73,7 +74,7 @@ class Rival:
         self._rank, ranks = dist.get_rank(), dist.get_world_size()
         placement = placement_of(case, ranks)
         self._modules = {
-            stage: nn.Sequential(*(model.blocks[block] for block in blocks))
+            stage: Chain(*(model.blocks[block] for block in blocks))
             for stage, blocks in enumerate(bounds)
             if placement[stage] == self._rank
         }
@@ -99,8 +100,8 @@ class Rival:
 
     def step(self, batch: Batch) -> None:
         """One iteration, without keeping the outputs of the last stage."""
-        given = batch[:1] if self._first else ()
-        named: dict[str, Any] = {"target": batch[1]} if self._last else {}
+        given = batch[:-1] if self._first else ()
+        named: dict[str, Any] = {"target": batch[-1]} if self._last else {}
         self._schedule.step(*given, **named, return_outputs=False)
 
     def close(self) -> None:

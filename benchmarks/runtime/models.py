@@ -8,6 +8,7 @@ same with a vocabulary of 16384, whose head takes as long as five blocks.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,25 +18,36 @@ VOCABULARY = {"gpt": 4096, "gpt-head": 16384}
 """Words of the models of language."""
 
 
+class Chain(nn.Sequential):
+    """Blocks in a row, each of which gets all that the one before returns."""
+
+    def forward(self, *state: torch.Tensor) -> Any:
+        """The last block's result, one tensor or several."""
+        for block in self:
+            found = block(*state)
+            state = found if isinstance(found, tuple) else (found,)
+        return state if len(state) > 1 else state[0]
+
+
 @dataclass(frozen=True)
 class Model:
-    """Blocks, the loss of the last one's output, and the rows of a micro-batch."""
+    """Blocks, the loss of the last one's result, and the rows of a micro-batch.
 
-    name: str
+    ``batch_of`` makes so many rows: what the first block takes, and the targets behind it. A block
+    takes what the one before returns, one tensor or several.
+    """
+
     blocks: list[nn.Module]
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     rows: int
+    batch_of: Callable[[int], tuple[torch.Tensor, ...]]
 
-    def batch(self, micro_batches: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch(self, micro_batches: int) -> tuple[torch.Tensor, ...]:
         """Inputs and targets of that many micro-batches."""
-        rows = self.rows * micro_batches
-        if self.name == "tiny":
-            return torch.randn(rows, 32), torch.randn(rows, 32)
-        tokens = torch.randint(0, VOCABULARY[self.name], (rows, 129))
-        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        return self.batch_of(self.rows * micro_batches)
 
     def halves(self) -> list[nn.Module]:
-        """The same modules, with the two halves of each block apart: twice as many cuts."""
+        """The same modules, with the two halves of a transformer's block apart: more cuts."""
         parts: list[nn.Module] = []
         for block in self.blocks:
             parts += list(block.children()) if isinstance(block, Block) else [block]
@@ -103,8 +115,18 @@ def make_model(name: str, blocks: int = 8) -> Model:
         layers: list[nn.Module] = [
             nn.Sequential(nn.Linear(32, 32), nn.ReLU()) for _ in range(blocks)
         ]
-        return Model(name, layers, functional.mse_loss, 4)
+        return Model(
+            layers,
+            functional.mse_loss,
+            4,
+            lambda rows: (torch.randn(rows, 32), torch.randn(rows, 32)),
+        )
     words = VOCABULARY[name]
+
+    def batch_of(rows: int) -> tuple[torch.Tensor, ...]:
+        tokens = torch.randint(0, words, (rows, 129))
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
     layers = [Embedding(words, 128, 256), *(Block(256, 4) for _ in range(blocks))]
     layers.append(nn.Sequential(nn.LayerNorm(256), nn.Linear(256, words, bias=False)))
-    return Model(name, layers, token_loss, 2)
+    return Model(layers, token_loss, 2, batch_of)

@@ -11,13 +11,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from comparing import compare
-from end_to_end import compare_data_parallel, compare_end_to_end
 from memory import measure_memory
+from replicas import compare_data_parallel
+
+sys.path.append(str(Path(__file__).parents[1] / "pays"))
+
+from comparison import compare_case
 
 KINDS: dict[str, Callable[..., dict[str, Any]]] = {
     "compare": compare,
     "memory": measure_memory,
-    "end_to_end": compare_end_to_end,
+    "case": compare_case,
     "data_parallel": compare_data_parallel,
 }
 

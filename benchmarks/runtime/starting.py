@@ -6,7 +6,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,21 @@ Task = tuple[str, dict[str, Any]]
 """A kind of `ranks.KINDS` and its settings."""
 
 
+QUOTA_PERIOD_US = 10_000
+"""How often a slowed process gets its share of a core again."""
+
+
 def run_tasks(
-    tasks: list[Task], ranks: int, limit_s: float, link_bytes_per_s: float = 0.0
+    tasks: list[Task],
+    ranks: int,
+    limit_s: float,
+    link_bytes_per_s: float = 0.0,
+    slow_rank: int | None = None,
 ) -> list[dict[str, Any]]:
     """Run ``tasks`` one after the other in ``ranks`` processes; their output goes to stderr.
 
     With ``link_bytes_per_s`` each rank has a host of its own, joined by ports of this rate.
+    ``slow_rank`` gets half the share of a core that each of the others gets.
 
     Raises:
         RuntimeError: a process failed, or they took longer than ``limit_s``; all are ended.
@@ -61,12 +71,42 @@ def run_tasks(
             for command, variable in zip(commands, variables, strict=True)
         ]
         try:
+            if slow_rank is not None:
+                cores = min(1.0, (os.cpu_count() or 1) / ranks)
+                stack.enter_context(core_quota(processes[slow_rank].pid, cores / 2))
             wait(processes, limit_s)
         finally:
             for process in processes:
                 process.kill()
                 process.wait()
         return [json.loads(line) for line in found.read_text().splitlines()]
+
+
+@contextmanager
+def core_quota(process: int, cores: float) -> Iterator[None]:
+    """Within, a process gets at most so much of a core, by a control group; it must have ended.
+
+    Raises:
+        RuntimeError: this machine has no control groups of processors that may be changed.
+    """
+    quota_us, name = round(cores * QUOTA_PERIOD_US), f"penstock-{process}"
+    root = Path("/sys/fs/cgroup")
+    old = (root / "cpu").is_dir()
+    group = (root / "cpu" if old else root) / name
+    try:
+        group.mkdir()
+        if old:
+            (group / "cpu.cfs_period_us").write_text(str(QUOTA_PERIOD_US))
+            (group / "cpu.cfs_quota_us").write_text(str(quota_us))
+        else:
+            (group / "cpu.max").write_text(f"{quota_us} {QUOTA_PERIOD_US}")
+        (group / "cgroup.procs").write_text(str(process))
+    except OSError as cause:
+        raise RuntimeError(f"a process cannot be slowed ({cause}); run as root on Linux") from cause
+    try:
+        yield
+    finally:
+        group.rmdir()
 
 
 def environment(rank: int, ranks: int, address: str, port: int) -> dict[str, str]:

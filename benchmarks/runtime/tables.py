@@ -1,8 +1,6 @@
 """The tables of the page on the runtime, from the benchmark's results."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator
-from statistics import median
 from typing import Any, TypeAlias
 
 Rows: TypeAlias = list[dict[str, Any]]
@@ -44,51 +42,6 @@ def efficiency(rows: Rows) -> Iterator[str]:
         yield f"| `{row['case']}` | {' | '.join(cells)} |"
 
 
-def end_to_end(rows: Rows) -> Iterator[str]:
-    """Each case: our plan within the memory of the rival's, and ours beside replicas."""
-    yield (
-        "| case | our schedules | ours | best of torch | times as fast | could be at most | won "
-        "| predicted fastest | all memory: ours | best of DDP and FSDP2 | times as fast |"
-    )
-    yield "|---" * 11 + "|"
-    for row in rows:
-        rounds = row["rounds"]
-        schedules = Counter(one["plans"]["once"]["schedule"] for one in rounds)
-        named = ", ".join(f"`{name}` {count}" for name, count in schedules.most_common())
-        rivals = Counter(one["best_rival"] for one in rounds).most_common(1)[0][0]
-        replicas = Counter(one["best_replicas"] for one in rounds).most_common(1)[0][0]
-        cells = (
-            end_case(row),
-            named,
-            f"{median(one['seconds']['once'] for one in rounds):.3f} s",
-            f"{median(one['seconds'][one['best_rival']] for one in rounds):.3f} s ({rivals})",
-            spread(row["equal_memory"]),
-            f"{row['can_be_won']['median']:.2f}",
-            f"{100 * won(row):.0f} %",
-            f"{row['fastest']['median']:.2f}",
-            f"{median(one['seconds']['free'] for one in rounds):.3f} s",
-            f"{median(one['seconds'][one['best_replicas']] for one in rounds):.3f} s ({replicas})",
-            spread(row["all_memory"]),
-        )
-        yield f"| {' | '.join(cells)} |"
-
-
-def end_case(row: dict[str, Any]) -> str:
-    """A case of `end_to_end` in words."""
-    link = f", {8e-6 * row['link_bytes_per_s']:.0f} Mb/s" if row["link_bytes_per_s"] else ""
-    return f"`{row['model']}`, {row['ranks']} ranks{link}, {row['micro_batches']} micro-batches"
-
-
-def won(row: dict[str, Any]) -> float:
-    """Of the seconds that any order could save over the best rival, the share that ours saves."""
-    return (1 - 1 / row["equal_memory"]["median"]) / (1 - 1 / row["can_be_won"]["median"])
-
-
-def spread(found: dict[str, float]) -> str:
-    """The median and the range of rounds."""
-    return f"{found['median']:.2f} ({found['least']:.2f} to {found['most']:.2f})"
-
-
 def memory(rows: Rows) -> Iterator[str]:
     """The peak of each rank, and how far that is above the start."""
     yield ("| schedule | M | peak, ours | peak, torch | growth over the start, ours | torch |")
@@ -109,7 +62,6 @@ TABLES: dict[str, Callable[[Rows], Iterator[str]]] = {
     "overhead": overhead,
     "gloo": overhead,
     "efficiency": efficiency,
-    "end-to-end": end_to_end,
     "memory": memory,
 }
 
