@@ -5,12 +5,12 @@ That costs thousands of page faults for each micro-batch of a model of moderate 
 requests the same sizes repeatedly, so what one micro-batch frees is kept for the next.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -334,14 +334,11 @@ class Engine:
         with self.failures.shared():
             rows = iteration.finish(seed, sums=sums)()
         if not training and any(row[-1] for row in rows):
-            self._raise_failure(iteration.stages.runners.values())
+            failures = (runner.failure for runner in iteration.stages.runners.values())
+            own = next(filter(None, failures), None)
+            told = self.world.all_gather(str(own or ""))
+            raise own or RunFailed(next(text for text in told if text))
         return self.numbers.put_together(rows, iteration.stages.metrics, seed, summed=sums)
-
-    def _raise_failure(self, runners: Iterable[ModuleRunner]) -> NoReturn:
-        """Raise what a rank's forward has raised in evaluation; all ranks must call this."""
-        own = next((runner.failure for runner in runners if runner.failure), None)
-        told = self.world.all_gather(str(own or ""))
-        raise own or RunFailed(next(text for text in told if text))
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -545,7 +542,8 @@ class Iteration:
                 for number, program in enumerate(programs):
                     if number:
                         engine.clock.next_flush(len(programs[number - 1].cut.micro_batches))
-                    self._take(number, last=sums and number == len(programs) - 1)
+                    last, name = number == len(programs) - 1, engine.random.name(self._step, number)
+                    stages.take(self._batches[number], program, last=sums and last, name=name)
                     with engine.casting_once() if self._training else nullcontext():
                         terms += stages.run(program, seed)
             buckets = engine.buckets if self._training else None
@@ -556,10 +554,6 @@ class Iteration:
             if not self._training:
                 own.append(float(any(r.failure is not None for r in stages.runners.values())))
             return engine.numbers.announce(own, "the end of the iteration")
-
-    def _take(self, number: int, *, last: bool = True) -> None:
-        name = self.engine.random.name(self._step, number)
-        self.stages.take(self._batches[number], self._programs[number], last=last, name=name)
 
 
 def check_sizes(sizes_by_rank: Sequence[Sequence[float]], names: Sequence[str]) -> None:

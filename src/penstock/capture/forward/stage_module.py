@@ -110,10 +110,6 @@ class StageModule(nn.Module):
 
     # A run.
 
-    def check_next_run(self) -> None:
-        """Compare the calls of the next run with the record, as those of the first."""
-        self.unchecked = True
-
     def tell(self, context: RunContext) -> None:
         """Say which run the next one is."""
         self.__dict__["context"] = context  # not as a module sets attributes, which takes longer

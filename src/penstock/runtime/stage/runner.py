@@ -238,14 +238,13 @@ class ModuleRunner:
         return ()
 
     def backward(self, micro_batch: int, gradients: Tensors) -> Tensors:
-        """Run the whole backward of ``micro_batch``."""
-        kept = self._kept.pop(micro_batch, None)
-        if kept is None:
-            self._finish_backward(micro_batch, [], [])
-            return ()
+        """Run the whole backward; the last one also starts the sums of complete buckets."""
+        kept = self._kept.pop(micro_batch, None) or Kept([], [])
         roots, seeds, around = self._seeds(micro_batch, kept, gradients)
-        with around:
-            self._finish_backward(micro_batch, roots, seeds)
+        with around, self._around_backward(micro_batch):
+            if roots:
+                with self._module.in_backward(micro_batch), self._call.in_backward():
+                    run_backward(roots, seeds)
         return self._input_gradients(kept)
 
     def backward_input(self, micro_batch: int, gradients: Tensors) -> Tensors:
@@ -357,15 +356,6 @@ class ModuleRunner:
             seeds.append(torch.zeros(shape, dtype=spec.dtype, device=self.device))
         kept.idle = [tensor for tensor in kept.inputs if tensor not in reached]
         return roots, seeds, uncounted(p for p in self._module.parameters() if p not in reached)
-
-    def _finish_backward(
-        self, micro_batch: int, roots: list[GradientEdge], seeds: list[torch.Tensor]
-    ) -> None:
-        """Accumulate gradients; the last backward also starts the sums of complete buckets."""
-        with self._around_backward(micro_batch):
-            if roots:
-                with self._module.in_backward(micro_batch), self._call.in_backward():
-                    run_backward(roots, seeds)
 
     def _around_backward(self, micro_batch: int) -> AbstractContextManager[object]:
         if micro_batch == self._work.last_backward:

@@ -19,7 +19,7 @@ from penstock.errors import BadInput
 from penstock.plan.plan import Plan, rank_pairs
 from penstock.plan.row_split import row_overlaps, row_ranges
 from penstock.runtime.micro_batches import BatchCut, cut_batch
-from penstock.schedule.action import Action, ActionKind
+from penstock.schedule.action import Action
 from penstock.schedule.message_order import in_planned_order, unit_times
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
@@ -163,25 +163,22 @@ def messages_between_actions(
     plan: Plan, boundaries: Sequence[BoundaryTensors], schedule: Schedule, cut: BatchCut
 ) -> Iterator[tuple[Action, Action, Message]]:
     """Every message of an iteration, with the action that sends it and the one that needs it."""
-    backward_kind: dict[tuple[int, int], ActionKind] = {
-        (action.stage, action.micro_batch): action.kind
+    passing = {
+        ("F" if action.kind == "F" else "B", action.stage, action.micro_batch): action
         for order in schedule.orders
         for action in order
-        if action.kind in "BI"
+        if action.kind in "FBI"
     }
-
-    def action_of(message: Message, stage: int) -> Action:
-        if message.kind == "F":
-            return Action("F", stage, message.micro_batch)
-        return Action(backward_kind[stage, message.micro_batch], stage, message.micro_batch)
-
     for micro_batch in range(len(cut.micro_batches)):
         for boundary in boundaries:
             for message in messages_across(boundary, plan, cut, micro_batch):
-                if message.kind == "F" or backward_kind:
-                    ends = message.sender_stage, message.receiver_stage
-                    source, target = (action_of(message, stage) for stage in ends)
-                    yield source, target, message
+                source = passing.get((message.kind, message.sender_stage, micro_batch))
+                if source is not None:  # else an evaluation has no backwards
+                    yield (
+                        source,
+                        passing[message.kind, message.receiver_stage, micro_batch],
+                        message,
+                    )
 
 
 def messages_across(
@@ -206,10 +203,7 @@ def messages_across(
         for spec in boundary.tensors:
             if spec.batch_dim < 0:
                 if (i, j) in shared:
-                    everything = range(0)
-                    parts.append(
-                        MessagePart(spec, spec.shape, -1, everything, everything, spec.shape)
-                    )
+                    parts.append(part_of(spec, 0))
             elif (i, j) in overlap:
                 parts.append(row_part(spec, overlap[i, j], have, need, i, j))
         here, there = plan.ranks_of(senders[i]), plan.ranks_of(receivers[j])
@@ -302,5 +296,6 @@ def rare_messages(
 
 
 def part_of(spec: TensorSpec, rows: int) -> MessagePart:
+    """A tensor of so many rows, whole; all of one without a batch dimension."""
     shape = spec.shape_for(rows)
     return MessagePart(spec, shape, spec.batch_dim, range(rows), range(rows), shape)
