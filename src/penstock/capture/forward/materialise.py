@@ -100,7 +100,8 @@ def _initialised(user: UserProgram, name: str, like: torch.Tensor, seed: int) ->
     # Values before initialisation, which show what was not set.
     blanks = [float("nan")] if has_nan else [0, 1]
     results = [_run_initialisers(user, name, like, seed, blank) for blank in blanks]
-    if not _is_set(results):
+    is_set = torch.equal(*results) if len(results) > 1 else not results[0].isnan().any()
+    if not is_set:
         value = _from_constructor(owner, last, like)
         if value is None:
             raise BadInput(
@@ -110,12 +111,6 @@ def _initialised(user: UserProgram, name: str, like: torch.Tensor, seed: int) ->
             )
         return value
     return results[0]
-
-
-def _is_set(results: list[torch.Tensor]) -> bool:
-    if len(results) == 1:
-        return not bool(torch.isnan(results[0]).any())
-    return torch.equal(*results)
 
 
 def _run_initialisers(

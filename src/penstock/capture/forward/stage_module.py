@@ -204,9 +204,7 @@ class StageModule(nn.Module):
         graph, rows = self.graph, size.samples
         sent = [graph.spec(value) for value in self.part.sent]
         specs = [*sent, *(graph.outputs.specs[i] for i in self.outputs)]
-        shapes = [spec.at(size.lengths).shape_for(rows) for spec in specs]
-        pairs = zip(specs, shapes, strict=True)
-        zeros = [torch.zeros(shape, dtype=spec.dtype, device=device) for spec, shape in pairs]
+        zeros = [spec.zeros(rows, size.lengths, device) for spec in specs]
         if self.has_loss:
             ends = torch.zeros((), device=device), weight_of_rows(rows, device)
             zeros[len(sent) : len(sent)] = ends

@@ -170,10 +170,7 @@ class CompiledCall(StageCall):
         batch. Gradients, buffers, the model's own state and random numbers are left unchanged.
         """
         own = [leaf[:1].expand(rows, *leaf.shape[1:]).contiguous() for leaf in leaves]
-        inputs = [
-            torch.zeros(spec.at(lengths).shape_for(rows), dtype=spec.dtype, device=device)
-            for spec in self.program.received
-        ]
+        inputs = [spec.zeros(rows, lengths, device) for spec in self.program.received]
         for i in self._grad_inputs:
             inputs[i].requires_grad_()
         self._shapes = [tensor.shape for tensor in (*own, *inputs)]

@@ -123,7 +123,7 @@ class EndOfPipeline(ModuleRunner):
         One without samples is equal in all of them; it comes from the first sample's.
         """
         work = self._work
-        whole = torch.zeros(spec.shape_for(work.samples), dtype=spec.dtype, device=self.device)
+        whole = spec.zeros(work.samples, work.lengths, self.device)
         for micro_batch, tensor in own.items():
             rows = work.ranges[micro_batch]
             if spec.batch_dim >= 0:
