@@ -214,10 +214,10 @@ class LayerGraph:
         finally:
             put_back()
 
-    def state_snapshot(self) -> Callable[[], None]:
+    def state_snapshot(self, *further: Place) -> Callable[[], None]:
         """A function that puts what forward changes, on this rank, back to what it is now."""
-        every = [place_of(self.program, place) for _, place in self.recorded.unit_changes]
-        return self.state.snapshot(every)
+        units = (place_of(self.program, place) for _, place in self.recorded.unit_changes)
+        return self.state.snapshot([*units, *further])
 
     @property
     def changed_attributes(self) -> list[tuple[str, StatePlace]]:
@@ -230,8 +230,7 @@ class LayerGraph:
         """Keep what forward changes, buffers too; returns what puts it back after a step."""
         if not self.recorded.parts.path:
             return lambda: None
-        units = [place_of(self.program, place) for _, place in self.recorded.unit_changes]
-        return self.state.snapshot([*units, *self._statistics])
+        return self.state_snapshot(*self._statistics)
 
     @cached_property
     def _statistics(self) -> list[Place]:

@@ -91,16 +91,13 @@ def plain_state(program: UserProgram) -> dict[StatePlace, Any]:
     return found
 
 
-_MISSING = object()
-
-
 def changed_places(
     before: Mapping[StatePlace, Any], after: Mapping[StatePlace, Any]
 ) -> set[StatePlace]:
     """The places whose values differ."""
     found: set[StatePlace] = set()
     for place in {*before, *after}:
-        old, new = before.get(place, _MISSING), after.get(place, _MISSING)
+        old, new = before.get(place, MISSING), after.get(place, MISSING)
         if old is not new and old != new:
             found.add(place)
     return found

@@ -4,7 +4,7 @@ Both ends compute the parts of a message from the plan, the schedule and the cap
 only data is ever sent: no shapes, no sizes, no handshakes.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
@@ -104,8 +104,8 @@ class RankMessages:
     actions among them. Messages between stages of this rank are outgoing and incoming only.
     """
 
-    outgoing: dict[Action, tuple[Message, ...]]
-    incoming: dict[Action, tuple[Message, ...]]
+    outgoing: Mapping[Action, Sequence[Message]]
+    incoming: Mapping[Action, Sequence[Message]]
     planned: tuple[Message | Action, ...]
 
 
@@ -152,11 +152,8 @@ def messages_of_rank(
             incoming.setdefault(target, []).append(message)
         if (message.sender == rank) != (message.receiver == rank):
             passing.append((source, message.sender, message))
-    return RankMessages(
-        {action: tuple(messages) for action, messages in outgoing.items()},
-        {action: tuple(messages) for action, messages in incoming.items()},
-        in_planned_order(passing, unit_times(schedule.orders, shape)),
-    )
+    times = unit_times(schedule.orders, shape)
+    return RankMessages(outgoing, incoming, in_planned_order(passing, times))
 
 
 def messages_between_actions(
