@@ -19,6 +19,7 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial, wraps
+from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
@@ -49,7 +50,9 @@ from penstock.capture.record.model_and_loss import LOSS, UserProgram
 from penstock.capture.record.model_state import (
     OF_EVERY_MODULE,
     PLAIN,
+    Place,
     StatePlace,
+    exchanged,
     place_of,
     value_at,
 )
@@ -220,39 +223,20 @@ class _Memory:
         return [tensor for tensor in found if tensor is not None]
 
 
-@contextlib.contextmanager
-def forwards_replaced(
+def wrapped_forwards(
     program: UserProgram, wrappers: Mapping[str, Callable[[Any], Any]]
-) -> Iterator[None]:
-    """Replace the ``forward`` of modules by path; hooks and all around it stay."""
-    kept: list[tuple[dict[str, Any], Any]] = []
-    try:
-        for path, wrap in wrappers.items():
-            module = program.module(path)
-            place: dict[str, Any] = module.__dict__
-            kept.append((place, place.get("forward")))
-            place["forward"] = wraps(module.forward)(wrap(module.forward))
-        yield
-    finally:
-        for place, had in reversed(kept):
-            if had is None:
-                place.pop("forward", None)
-            else:
-                place["forward"] = had
+) -> Iterator[tuple[Place, Any]]:
+    """Other forwards of modules by path, with their places; hooks and all around them stay."""
+    for path, wrap in wrappers.items():
+        module = program.module(path)
+        yield (module.__dict__, "forward"), wraps(module.forward)(wrap(module.forward))
 
 
-@contextlib.contextmanager
-def hooks_muted(program: UserProgram, paths: Collection[str]) -> Iterator[None]:
-    """Mute hooks on the backward of modules, which take tensors with values."""
-    places = [(program.module(path).__dict__, key) for path in paths for key in BACKWARD_HOOKS]
-    kept = [place[key] for place, key in places]
-    for place, key in places:
-        place[key] = OrderedDict[int, Any]()
-    try:
-        yield
-    finally:
-        for (place, key), hooks in zip(places, kept, strict=True):
-            place[key] = hooks
+def without_hooks(program: UserProgram, paths: Collection[str]) -> Iterator[tuple[Place, Any]]:
+    """No hooks on the backward of modules, with their places: they take tensors with values."""
+    for path in paths:
+        for key in BACKWARD_HOOKS:
+            yield (program.module(path).__dict__, key), OrderedDict[int, Any]()
 
 
 _FIXED = OF_EVERY_MODULE - {"training"}
@@ -416,8 +400,9 @@ class ProgramRecording(TorchFunctionMode):
         blocks = [path for path in self.block_paths if path not in own]
         wrappers |= {path: partial(self._around_block, path) for path in blocks}
         # A run whose calls are compared is a training run, with all its hooks.
-        muted = hooks_muted(self.program, self.has_hooks if self.valued is not None else ())
-        with muted, forwards_replaced(self.program, wrappers), functions_through(self._function):
+        muted = without_hooks(self.program, self.has_hooks if self.valued is not None else ())
+        replaced = chain(muted, wrapped_forwards(self.program, wrappers))
+        with exchanged(replaced), functions_through(self._function):
             self._active, self._at_start = True, self._skeleton_state()
             try:
                 with (

@@ -216,15 +216,17 @@ class SharedMemoryTransport:
 
     def _take(self, ring: SlotRing, message: Message) -> list[torch.Tensor]:
         tensors: list[torch.Tensor] = []
-        segment = self.segments.peers[message.sender]
         for part in message.parts:
+            if 0 < part.bytes <= ring.slot_bytes:
+                self._await_slot(ring, message)
+                tensors.append(ring.slot(ring.tail, part.dtype, part.shape).clone())
+                self._release_slot(ring, message.sender)
+                continue
             whole = torch.empty(part.shape, dtype=part.dtype, device=self._device)
             for piece in pieces(whole, ring.slot_bytes):
                 self._await_slot(ring, message)
                 piece.copy_(ring.slot(ring.tail, part.dtype, tuple(piece.shape)))
-                ring.tail = ring.counters[TAIL] = ring.tail + 1
-                if segment.words[ASLEEP] == 2:
-                    segment.wake()
+                self._release_slot(ring, message.sender)
             tensors.append(whole)
         return tensors
 
@@ -270,6 +272,12 @@ class SharedMemoryTransport:
     def _own_work(self) -> Callable[[], bool] | None:
         """Return the work for the time of a wait for a message; see `Segments.wait`."""
         return self._flush if any(self._unsent.values()) else None
+
+    def _release_slot(self, ring: SlotRing, peer: int) -> None:
+        ring.tail = ring.counters[TAIL] = ring.tail + 1
+        segment = self.segments.peers[peer]
+        if segment.words[ASLEEP] == 2:
+            segment.wake()
 
     def _flush(self) -> bool:
         """Move unsent pieces into their rings; returns whether some are left."""
