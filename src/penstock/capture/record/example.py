@@ -63,7 +63,6 @@ from penstock.capture.record.outside_state import (
 )
 from penstock.capture.record.recording import (
     Address,
-    BlockCall,
     Made,
     ProgramRecording,
     RecordedCall,
@@ -806,7 +805,11 @@ class _Recorder:
             for path in {block.path for block in first.blocks}:
                 own = [block for block in first.blocks if block.path == path]
                 those = [block for block in other.blocks if block.path == path]
-                if not blocks_agree(own, those):
+                alike = len(own) == len(those) and all(
+                    a.spec == b.spec and templates_agree(a.template, b.template)
+                    for a, b in zip(own, those, strict=True)
+                )
+                if not alike:
                     for block in own:
                         block.closed = False
 
@@ -904,13 +907,5 @@ def templates_agree(one: Sequence[Made], other: Sequence[Made]) -> bool:
     """Return whether two results have the same constants, and tensors from the same places."""
     return len(one) == len(other) and all(
         a.kind == b.kind and (a.kind != "constant" or same_value(a.what, b.what))
-        for a, b in zip(one, other, strict=True)
-    )
-
-
-def blocks_agree(one: Sequence[BlockCall], other: Sequence[BlockCall]) -> bool:
-    """Return whether all calls of a block returned the same but for tensors."""
-    return len(one) == len(other) and all(
-        a.spec == b.spec and templates_agree(a.template, b.template)
         for a, b in zip(one, other, strict=True)
     )
