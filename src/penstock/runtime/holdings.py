@@ -6,18 +6,14 @@ from zlib import crc32
 import torch
 from torch import nn
 
-from penstock.capture.contract import StageProgram
+from penstock.capture.contract import ParameterUse, StageProgram
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.record.absent import Absent
 from penstock.capture.record.elsewhere import Whence
 from penstock.capture.record.model_state import StatePlace
 from penstock.capture.tensor_parts import parts_of
 from penstock.plan.plan import Plan
-from penstock.runtime.gradients.buckets import (
-    holders_of_parameters,
-    owners_of_parameters,
-    stages_of_parameters,
-)
+from penstock.runtime.gradients.buckets import holders_of_parameters, owners_of_parameters
 from penstock.runtime.processes.world import Groups, World
 from penstock.runtime.stage.parameter_shards import ParameterShards
 from penstock.runtime.stage.shards import Shards, copy_values
@@ -49,12 +45,8 @@ class Holdings:
         self.holders_at = [holders_of_parameters(graph, plan, place) for place in range(places)]
         self.holders = self.holders_at[self.place]
         alone = shards.dims if isinstance(shards, ParameterShards) else ()
-        stepped_once = {
-            n for n, s in enumerate(plan.stages) if sharded or s.sharding == "optimizer"
-        }
-        stages = stages_of_parameters(graph, plan)
         uses = [use for use in graph.parameter_uses if use.name not in alone]
-        divided = [use for use in uses if not stepped_once.isdisjoint(stages[use.name])]
+        divided = [use for use in uses if sharded or divides_state(use, plan)]
         self.owners = owners_of_parameters(divided, self.holders)
         held = {name: own for name, own in self.holders.items() if own}
         self._firsts = {n: min(own) if n in alone else own[0] for n, own in held.items()}
@@ -172,3 +164,8 @@ def share_attributes(graph: LayerGraph, world: World) -> None:
 def digest_of(tensor: torch.Tensor) -> int:
     """A number for the values of a tensor."""
     return crc32(bytes(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy()))
+
+
+def divides_state(use: ParameterUse, plan: Plan) -> bool:
+    """Return whether a stage that uses a parameter shards the optimizer's state."""
+    return any(plan.stages[plan.stage_of_layer(n)].sharding == "optimizer" for n in use.layers)

@@ -198,7 +198,7 @@ class CompiledCall(StageCall):
         inside: set[int] = set()
         for key, part in candidates.items():
             own = part.__dict__  # in which the user may have put another forward, or compiled it
-            if key in (*refused, *inside) or "forward" in own or own.get(COMPILED_CALL) is not None:
+            if key in refused | inside or "forward" in own or own.get(COMPILED_CALL) is not None:
                 continue
             forward = torch.compile(forward_of(part), dynamic=False, options=OPTIONS)
             self._compiled.append((own, forward))
