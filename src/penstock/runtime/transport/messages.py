@@ -293,6 +293,6 @@ def rare_messages(
 
 
 def part_of(spec: TensorSpec, rows: int) -> MessagePart:
-    """A tensor of so many rows, whole; all of one without a batch dimension."""
+    """A whole tensor of this number of rows; all of one without a batch dimension."""
     shape = spec.shape_for(rows)
     return MessagePart(spec, shape, spec.batch_dim, range(rows), range(rows), shape)
