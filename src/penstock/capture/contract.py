@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -73,12 +74,14 @@ class TensorSpec:
         rows = samples * self.rows_per_sample
         return (*self.shape[: self.batch_dim], rows, *self.shape[self.batch_dim + 1 :])
 
+    def zeros(self, samples: int, lengths: LengthsOf, device: torch.device) -> torch.Tensor:
+        """Zeros in the place of it, for ``samples`` samples of a batch of these lengths."""
+        shape = self.at(lengths).shape_for(samples)
+        return torch.zeros(shape, dtype=self.dtype, device=device)
+
     def bytes_for(self, samples: int) -> int:
         """The bytes of the tensor for ``samples`` samples."""
-        count = 1
-        for size in self.shape_for(samples):
-            count *= size
-        return count * self.dtype.itemsize
+        return prod(self.shape_for(samples)) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)

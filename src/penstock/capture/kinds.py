@@ -46,12 +46,11 @@ def named_in(
     named: Mapping[LeafKey, T] | None, example: Batch, every: Sequence[Batch]
 ) -> dict[LeafKey, T]:
     """Return ``named`` without keys that the example lacks and other kinds of batches have."""
-
-    def is_elsewhere(key: LeafKey) -> bool:
-        known = [entry_at(batch, key) is not None for batch in (example, *every)]
-        return any(known) and not known[0]
-
-    return {key: value for key, value in (named or {}).items() if not is_elsewhere(key)}
+    return {
+        key: value
+        for key, value in (named or {}).items()
+        if entry_at(example, key) is not None or all(entry_at(b, key) is None for b in every)
+    }
 
 
 def kind_of(graph: LayerGraph, batch: Batch, *, for_outputs: bool = False) -> int:

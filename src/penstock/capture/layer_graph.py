@@ -11,7 +11,7 @@ from torch import nn
 
 from penstock.capture.batch.call import BatchCall
 from penstock.capture.batch.lengths import Length, LengthsOf
-from penstock.capture.batch.part import Leaf, PartialLeaf
+from penstock.capture.batch.part import Leaf
 from penstock.capture.contract import (
     Batch,
     LossFunction,
@@ -27,7 +27,7 @@ from penstock.capture.forward.partial_forward import Costs, ProgramPart, Program
 from penstock.capture.forward.stage_module import StageModule
 from penstock.capture.loss.loss_parts import LossAction, LossParts
 from penstock.capture.loss.loss_path import LossPath, OtherPath
-from penstock.capture.loss.step_values import StepValues
+from penstock.capture.loss.step_values import AnyLeaf, StepValues
 from penstock.capture.record.absent import Absent, release
 from penstock.capture.record.example import Recorded
 from penstock.capture.record.model_and_loss import ProgramTensors, UserProgram, WholeModule
@@ -214,10 +214,10 @@ class LayerGraph:
         finally:
             put_back()
 
-    def state_snapshot(self) -> Callable[[], None]:
+    def state_snapshot(self, *further: Place) -> Callable[[], None]:
         """A function that puts what forward changes, on this rank, back to what it is now."""
-        every = [place_of(self.program, place) for _, place in self.recorded.unit_changes]
-        return self.state.snapshot(every)
+        units = (place_of(self.program, place) for _, place in self.recorded.unit_changes)
+        return self.state.snapshot([*units, *further])
 
     @property
     def changed_attributes(self) -> list[tuple[str, StatePlace]]:
@@ -230,8 +230,7 @@ class LayerGraph:
         """Keep what forward changes, buffers too; returns what puts it back after a step."""
         if not self.recorded.parts.path:
             return lambda: None
-        units = [place_of(self.program, place) for _, place in self.recorded.unit_changes]
-        return self.state.snapshot([*units, *self._statistics])
+        return self.state_snapshot(*self._statistics)
 
     @cached_property
     def _statistics(self) -> list[Place]:
@@ -344,15 +343,10 @@ class LayerGraph:
         """The leaves that values of a whole step are computed from."""
         return self.step_values.read if self._needs_step else frozenset()
 
-    def as_one_step(self, batches: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
-        """The leaves of the batches of one step, with the values of the whole step if needed."""
+    def as_one_step(self, batches: Sequence[Sequence[AnyLeaf]]) -> list[list[AnyLeaf]]:
+        """The leaves of batches of one step, or of parts, with the step's values if needed."""
         own = [list(leaves[: len(self.call.layout.leaves)]) for leaves in batches]
         return self.step_values.beside(own) if self._needs_step else own
-
-    def parts_as_one_step(self, parts: Sequence[Sequence[PartialLeaf]]) -> list[list[PartialLeaf]]:
-        """The leaves of parts, with the values of the whole step if needed."""
-        own = [list(leaves[: len(self.call.layout.leaves)]) for leaves in parts]
-        return self.step_values.beside_parts(own) if self._needs_step else own
 
     def as_own_steps(self, leaves: Sequence[Leaf], cut: Sequence[range]) -> list[Leaf]:
         """The leaves of a batch in which each micro-batch is a step of its own."""
@@ -401,7 +395,7 @@ class LayerGraph:
         recorded = self.recorded
         actions = recorded.parts.actions
         found = partial(self._probed, self._probe(actions))
-        acting = {number for number, own in actions.items() if any(a.needs_step for a in own)}
+        acting = {number for number, own in actions.items() if any(a.kind != "rows" for a in own)}
         adds = all(self._adds_up(n, action) for n, own in actions.items() for action in own)
         return StepValues(
             found,

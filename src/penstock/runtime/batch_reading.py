@@ -72,7 +72,7 @@ class BatchReading:
         if not isinstance(batch, BatchPart):
             return [*self._graph.batch_leaves(batch)]
         with self._engine.failures.shared():
-            (leaves,) = self._graph.parts_as_one_step([self._leaves_of(batch)])
+            (leaves,) = self._graph.as_one_step([self._leaves_of(batch)])
         return [*leaves]
 
     def whole(self, batch: Batch, what: str) -> list[torch.Tensor]:
@@ -106,7 +106,7 @@ class BatchReading:
     def _agreed(self, batches: Sequence[Batch]) -> list[list[PartialLeaf]]:
         engine, made, problem = self._engine, list[list[PartialLeaf]](), ""
         try:
-            made = self._graph.parts_as_one_step([self._leaves_of(batch) for batch in batches])
+            made = self._graph.as_one_step([self._leaves_of(batch) for batch in batches])
         except BadInput as cause:
             problem = str(cause)
         given = sum(number * leaves[0].number for number, leaves in enumerate(made, 1))

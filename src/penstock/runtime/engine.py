@@ -5,12 +5,12 @@ That costs thousands of page faults for each micro-batch of a model of moderate 
 requests the same sizes repeatedly, so what one micro-batch frees is kept for the next.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -330,18 +330,16 @@ class Engine:
 
         ``stages`` are others than those that are trained.
         """
-        iteration = Iteration(self, batches, stages, training=training, step=step)
-        with self.failures.shared():
-            rows = iteration.finish(seed, sums=sums)()
+        stages = stages or self.stages
+        rows = run_iteration(
+            self, batches, stages, training=training, sums=sums, seed=seed, step=step
+        )
         if not training and any(row[-1] for row in rows):
-            self._raise_failure(iteration.stages.runners.values())
-        return self.numbers.put_together(rows, iteration.stages.metrics, seed, summed=sums)
-
-    def _raise_failure(self, runners: Iterable[ModuleRunner]) -> NoReturn:
-        """Raise what a rank's forward has raised in evaluation; all ranks must call this."""
-        own = next((runner.failure for runner in runners if runner.failure), None)
-        told = self.world.all_gather(str(own or ""))
-        raise own or RunFailed(next(text for text in told if text))
+            failures = (runner.failure for runner in stages.runners.values())
+            own = next(filter(None, failures), None)
+            told = self.world.all_gather(str(own or ""))
+            raise own or RunFailed(next(text for text in told if text))
+        return self.numbers.put_together(rows, stages.metrics, seed, summed=sums)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -502,64 +500,53 @@ class Engine:
         return casts_kept(self.world.device, self.autocast_dtype)
 
 
-class Iteration:
-    """An iteration of an engine on batches, whatever it is for; see `Engine.run`."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        batches: Sequence[LeavesOfBatch],
-        stages: RankStages[ModuleRunner] | None = None,
-        *,
-        training: bool = True,
-        step: int = 0,
-    ) -> None:
-        self.engine, self.stages = engine, stages or engine.stages
-        self._training, self._step = training, step
-        at_once = engine.graph.whole_loss or engine.graph.one_slice
-        if len(batches) > 1 and at_once:
-            raise BadInput(
-                f"a step of {len(batches)} batches, but the loss needs all samples of a step at "
-                f"once ({at_once}); give them as one batch, with a plan of more "
-                f"micro-batches, or give the loss as a list, loss=[(1.0, loss)]"
-            )
-        named = [b if isinstance(b, Mapping) else dict(enumerate(b)) for b in batches]
-        sizes = [(next(iter(b.values())).shape[0], engine.graph.lengths_of(b)) for b in named]
-        self._programs = [self.stages.program(*size, training=training) for size in sizes]
-        self._batches = named
-        if not any(isinstance(leaf, PartialLeaf) for leaf in named[0].values()):
-            # What all ranks received about parts has been compared already.
-            engine.agree_on_lengths([program.size for program in self._programs])
-        engine.begin(self.stages.metrics)
-        engine.graph.state.other_path = ""
-
-    def finish(self, seed: float = 1.0, *, sums: bool = True) -> Callable[[], list[list[float]]]:
-        """Run it; the returned function waits for the numbers of all ranks."""
-        engine, stages, programs = self.engine, self.stages, self._programs
-        terms: list[LossTerm] = []
-        with engine.failures.shared():
-            if self._training:
-                engine.buckets.zero()
-                engine.run_sizes([program.size for program in self._programs])
-            with engine.random.drawn() if self._training else engine.evaluating():
-                for number, program in enumerate(programs):
-                    if number:
-                        engine.clock.next_flush(len(programs[number - 1].cut.micro_batches))
-                    self._take(number, last=sums and number == len(programs) - 1)
-                    with engine.casting_once() if self._training else nullcontext():
-                        terms += stages.run(program, seed)
-            buckets = engine.buckets if self._training else None
-            if buckets is not None:
-                buckets.finish(sums=sums)
-            given = [list(leaves.values()) for leaves in self._batches]
-            own = engine.numbers.own(given, terms, buckets, stages.metrics, summed=sums)
-            if not self._training:
-                own.append(float(any(r.failure is not None for r in stages.runners.values())))
-            return engine.numbers.announce(own, "the end of the iteration")
-
-    def _take(self, number: int, *, last: bool = True) -> None:
-        name = self.engine.random.name(self._step, number)
-        self.stages.take(self._batches[number], self._programs[number], last=last, name=name)
+def run_iteration(
+    engine: Engine,
+    batches: Sequence[LeavesOfBatch],
+    stages: RankStages[ModuleRunner],
+    *,
+    training: bool,
+    sums: bool,
+    seed: float,
+    step: int,
+) -> list[list[float]]:
+    """The numbers of all ranks of an iteration, whatever it is for; see `Engine.run`."""
+    at_once = engine.graph.whole_loss or engine.graph.one_slice
+    if len(batches) > 1 and at_once:
+        raise BadInput(
+            f"a step of {len(batches)} batches, but the loss needs all samples of a step at "
+            f"once ({at_once}); give them as one batch, with a plan of more "
+            f"micro-batches, or give the loss as a list, loss=[(1.0, loss)]"
+        )
+    named = [b if isinstance(b, Mapping) else dict(enumerate(b)) for b in batches]
+    sizes = [(next(iter(b.values())).shape[0], engine.graph.lengths_of(b)) for b in named]
+    programs = [stages.program(*size, training=training) for size in sizes]
+    if not any(isinstance(leaf, PartialLeaf) for leaf in named[0].values()):
+        # What all ranks received about parts has been compared already.
+        engine.agree_on_lengths([program.size for program in programs])
+    engine.begin(stages.metrics)
+    engine.graph.state.other_path = ""
+    terms: list[LossTerm] = []
+    buckets = engine.buckets if training else None
+    with engine.failures.shared():
+        if buckets is not None:
+            buckets.zero()
+            engine.run_sizes([program.size for program in programs])
+        with engine.random.drawn() if training else engine.evaluating():
+            for number, (leaves, program) in enumerate(zip(named, programs, strict=True)):
+                if number:
+                    engine.clock.next_flush(len(programs[number - 1].cut.micro_batches))
+                last, name = number == len(programs) - 1, engine.random.name(step, number)
+                stages.take(leaves, program, last=sums and last, name=name)
+                with engine.casting_once() if training else nullcontext():
+                    terms += stages.run(program, seed)
+        if buckets is not None:
+            buckets.finish(sums=sums)
+        given = [list(leaves.values()) for leaves in named]
+        own = engine.numbers.own(given, terms, buckets, stages.metrics, summed=sums)
+        if not training:
+            own.append(float(any(r.failure is not None for r in stages.runners.values())))
+        return engine.numbers.exchange(own, "the end of the iteration")
 
 
 def check_sizes(sizes_by_rank: Sequence[Sequence[float]], names: Sequence[str]) -> None:

@@ -101,10 +101,6 @@ class RankTotals:
     other_path: float
     loaded: float
 
-    def values(self) -> list[float]:
-        """The values in the order of the fields."""
-        return [getattr(self, name) for name in self.__slots__]
-
 
 @dataclass(frozen=True, slots=True)
 class Totals:
@@ -215,7 +211,7 @@ class RankNumbers:
         *,
         summed: bool = True,
     ) -> list[float]:
-        """This rank's numbers of an iteration; ``buckets`` are given in training.
+        """This rank's `RankTotals` of an iteration, then metrics'; ``buckets`` are for training.
 
         Their gradients are ``summed`` over their holders, or this rank's alone.
         """
@@ -230,7 +226,7 @@ class RankNumbers:
         square = buckets.square_sum(summed=summed) if buckets is not None else 0.0
         prints = [n * fingerprint(x) for n, leaves in enumerate(batches, 1) for x in leaves]
         loss_sum, weight, square, *prints = on_the_host([loss_sum, weight, square, *prints])
-        totals = RankTotals(
+        return [
             loss_sum,
             weight,
             square,
@@ -242,9 +238,8 @@ class RankNumbers:
             float(self.wants_stop),
             float(bool(self.other_path())),
             self._loads.taken() if self._loads is not None else 0.0,
-        )
-        measured = metrics.totals() if metrics is not None else ()
-        return [*totals.values(), *measured]
+            *(metrics.totals() if metrics is not None else ()),
+        ]
 
     def put_together(
         self,

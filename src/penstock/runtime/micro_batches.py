@@ -80,21 +80,18 @@ def schedule_of(plan: Plan, micro_batches: int) -> tuple[Schedule, PipelineShape
     (`penstock.schedule.concurrent_clock`). The result depends only on the plan, so all ranks agree.
     """
     resized = replace(plan, micro_batches=micro_batches)
+    shape = resized.shape()
     if micro_batches < plan.micro_batches:
         whole, _ = schedule_of(plan, plan.micro_batches)
         if whole.weights == SYNCHRONOUS:
-            shape = resized.shape()
-            return checked(shortened(whole, shape), shape), shape
-    schedule, shape = order_of(resized), resized.shape()
+            schedule = shortened(whole, shape)
+            validate(schedule, shape)
+            return schedule, shape
+    schedule = order_of(resized)
     if schedule.concurrent:
-        schedule = checked(one_at_a_time(schedule, shape), shape)
+        schedule = one_at_a_time(schedule, shape)
+        validate(schedule, shape)
     return schedule, shape
-
-
-def checked(schedule: Schedule, shape: PipelineShape) -> Schedule:
-    """Return ``schedule`` if it can be run, else raise."""
-    validate(schedule, shape)
-    return schedule
 
 
 def check_runnable(plan: Plan) -> None:

@@ -727,7 +727,8 @@ class Pipeline:
         """Compare the calls of the next step with those of the example, if it is ``due``."""
         every = self._options.safety.check_every
         if due or (every and (self.steps + 1) % every == 0):
-            self._engine.stages.check_next_runs()
+            for program in self._engine.stages.programs.values():
+                program.module.unchecked = True
 
     def _follow_flags(self) -> None:
         """Reconnect the ranks if ``requires_grad`` of a parameter has changed.

@@ -364,11 +364,6 @@ class RankStages(Generic[Runner]):
         """The loss terms of the latest batch that this rank computed."""
         return [term for runner in self.runners.values() for term in runner.loss_terms]
 
-    def check_next_runs(self) -> None:
-        """Compare the calls of each stage's next run with those of the example."""
-        for program in self.programs.values():
-            program.module.check_next_run()
-
     def program(self, rows: int, lengths: LengthsOf = (), *, training: bool = True) -> Program:
         """The program for a batch of ``rows`` samples with these lengths."""
         return self._lowered(rows, lengths, training)

@@ -150,16 +150,13 @@ class BatchLayout:
         spec = self.leaves[leaf]
         return f"dimension {dim - spec.in_front} of {spec.name}"
 
-    def rebuild(self, leaves: Mapping[int, torch.Tensor]) -> Batch:
-        """The batch's structure filled with ``leaves``, which are given by index.
-
-        Additional leaves of a step (`penstock.capture.loss.step_values`) are ignored.
-        """
-        return self._fill(leaves)
-
     @cached_property
-    def _fill(self) -> Callable[[Mapping[int, torch.Tensor]], Batch]:
-        """`rebuild`; what can be known before is, since it is called for every micro-batch."""
+    def rebuild(self) -> Callable[[Mapping[int, torch.Tensor]], Batch]:
+        """A function that fills the batch's structure with leaves, which are given by index.
+
+        It is made once, since it is called for every micro-batch. Additional leaves of a step
+        (`penstock.capture.loss.step_values`) are ignored.
+        """
         return filling(self.structure, self.leaves)
 
     def part(self, *keys: str | int) -> "BatchLayout":

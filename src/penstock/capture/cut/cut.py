@@ -103,12 +103,6 @@ class Cut:
                     (self.asked if event.asks else self.readers)[value].append(number)
         self.readers[self.recorded.loss].append(self.end - 1)
 
-    def last_read(self, value: int) -> int:
-        """The last event that reads a value; control flow on values is every later stage's."""
-        if value in self.asked:
-            return self.end - 1
-        return max(self.readers[value])
-
     @cached_property
     def _rows(self) -> list[Rows | None]:
         """Place of the samples of each value; None if its size is no multiple of the samples."""
@@ -347,7 +341,9 @@ class Cut:
         """The bytes that cross each place, before event ``p``; None where nothing can be cut."""
         change, blocked = [0] * (self.end + 2), [0] * (self.end + 2)
         for value in {*self.readers, *self.asked}:
-            made, last = self.record.values[value].maker, self.last_read(value)
+            made = self.record.values[value].maker
+            # Control flow on values is every later stage's.
+            last = self.end - 1 if value in self.asked else max(self.readers[value])
             if last <= made:
                 continue
             if not self.can_cross(value):

@@ -51,7 +51,7 @@ class LossAgain:
         options: Any = {"foreign": (), "is_last": True, "has_loss": True, "outputs": ()}
         again = type(module)(plain, part, inputs, specs, **options)
         again.unchecked = False
-        again.stage.begin_as(module.stage)
+        again.stage.state_key = module.stage.state_key  # it begins with what that has left
         again.tell(RunContext(trial=True))
         leaves = [torch.cat([leaves[number] for leaves, _ in kept]) for number in inputs]
         shared = graph.call.layout.shared

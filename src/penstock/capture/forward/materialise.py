@@ -8,7 +8,6 @@ rank ever holds more than its own stage.
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -19,6 +18,7 @@ from penstock.capture.contract import StageProgram
 from penstock.capture.forward.stage_module import StageModule
 from penstock.capture.record.absent import Absent
 from penstock.capture.record.model_and_loss import UserProgram
+from penstock.capture.record.model_state import Place, exchanged
 from penstock.capture.tensor_parts import become
 from penstock.errors import BadInput
 from penstock.torch_internals import own_buffers, own_parameters
@@ -36,7 +36,7 @@ def materialise(program: StageProgram, *, device: torch.device | str, seed: int)
     user = stage.graph.program
     made: dict[int, torch.Tensor] = {}
     named = named_tensors(stage)
-    with torch.random.fork_rng(devices=[]), _all_on_meta(user):
+    with torch.random.fork_rng(devices=[]), exchanged(_all_on_meta(user)):
         for name, tensor in named:
             if tensor.is_meta and id(tensor) not in made:
                 made[id(tensor)] = _initialised(user, name, tensor, seed).to(home)
@@ -62,24 +62,18 @@ def named_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
     return [*named, *module.named_buffers(remove_duplicate=False)]
 
 
-@contextmanager
-def _all_on_meta(user: UserProgram) -> Iterator[None]:
-    """Hold meta tensors in the program meanwhile, so that initialisers change no real ones."""
-    parts = [part for _, part in user.named_modules()]
-    holders = [held(part) for part in parts for held in (own_parameters, own_buffers)]
-    before = [dict(holder) for holder in holders]
-    try:
-        for holder in holders:
-            for name, tensor in holder.items():
+def _all_on_meta(user: UserProgram) -> Iterator[tuple[Place, torch.Tensor | None]]:
+    """Meta tensors for all places of the program, so that initialisers change no real ones."""
+    for _, part in user.named_modules():
+        for holder in (own_parameters(part), own_buffers(part)):
+            for name, tensor in list(holder.items()):
+                blank = tensor
                 if tensor is not None and not tensor.is_meta:
                     like = tensor.shape, tensor.stride()  # quantised ones have no `empty_like`
                     blank = torch.empty_strided(*like, dtype=tensor.dtype, device="meta")
                     is_parameter = isinstance(tensor, nn.Parameter)
-                    holder[name] = nn.Parameter(blank, False) if is_parameter else blank
-        yield
-    finally:
-        for holder, kept in zip(holders, before, strict=True):
-            holder.update(kept)
+                    blank = nn.Parameter(blank, False) if is_parameter else blank
+                yield (holder, name), blank
 
 
 def put_tensor(stage: StageModule, name: str, before: torch.Tensor, value: torch.Tensor) -> None:
@@ -100,7 +94,8 @@ def _initialised(user: UserProgram, name: str, like: torch.Tensor, seed: int) ->
     # Values before initialisation, which show what was not set.
     blanks = [float("nan")] if has_nan else [0, 1]
     results = [_run_initialisers(user, name, like, seed, blank) for blank in blanks]
-    if not _is_set(results):
+    is_set = torch.equal(*results) if len(results) > 1 else not results[0].isnan().any()
+    if not is_set:
         value = _from_constructor(owner, last, like)
         if value is None:
             raise BadInput(
@@ -110,12 +105,6 @@ def _initialised(user: UserProgram, name: str, like: torch.Tensor, seed: int) ->
             )
         return value
     return results[0]
-
-
-def _is_set(results: list[torch.Tensor]) -> bool:
-    if len(results) == 1:
-        return not bool(torch.isnan(results[0]).any())
-    return torch.equal(*results)
 
 
 def _run_initialisers(

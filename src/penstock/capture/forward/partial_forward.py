@@ -552,10 +552,6 @@ class ProgramStage:
         """Keep state for replays and backwards where another form of this stage finds it."""
         self._kept_before, self._left_after = other._kept_before, other._left_after
 
-    def begin_as(self, other: "ProgramStage") -> None:
-        """Begin with the state that the last run of ``other`` has left."""
-        self.state_key = other.state_key
-
     @contextmanager
     def in_backward(self, name: Any) -> Iterator[None]:
         """Put back the state that a run has left under this name, if one has.
@@ -592,19 +588,6 @@ class ProgramStage:
 
     # Forwards of units while the stage runs.
 
-    def _begin_call(self, path: str) -> int:
-        assert self._running is not None
-        n = self._running.get(path, 0)
-        self._running[path] = n + 1
-        if self._watching:
-            self._unwatch()
-        return n
-
-    def _end_call(self, call: _Call) -> None:
-        self._anchor = call.anchor
-        if call.watch:
-            self._watch()
-
     def _called_often(self, path: str, calls: Sequence[_Call], way: _Way) -> Callable[..., Any]:
         """The forward of a module that may be called several times."""
         by_sample = self._by_sample(path)
@@ -612,7 +595,10 @@ class ProgramStage:
         def forward(*args: Any, **kwargs: Any) -> Any:
             if self._running is None or self.inside:
                 return way.plain(*args, **kwargs)
-            n = self._begin_call(path)
+            n = self._running.get(path, 0)
+            self._running[path] = n + 1
+            if self._watching:
+                self._unwatch()
             if n >= len(calls):
                 if not by_sample:
                     times = f"{n + 1} times, and {len(calls)} times on the example"
@@ -635,7 +621,9 @@ class ProgramStage:
                     self._collect(tensors_in(result), call.sent)
             else:
                 result = self._left_out(call, args, kwargs)
-            self._end_call(call)
+            self._anchor = call.anchor
+            if call.watch:
+                self._watch()
             return result
 
         return forward
@@ -873,7 +861,9 @@ class ProgramStage:
         try:
             result = self._run_replaced(call)
         except (PathChanged, NeedsValues) as problem:
-            raise self._explained(problem) from problem
+            what = "asks for" if isinstance(problem, NeedsValues) else "took another path:"
+            remedy = self._few() or f"; {REMEDY}"
+            raise BadInput(f"forward {what} {problem}{at_line(problem)}{remedy}") from problem
         except Exception as problem:
             problem.add_note(f"{at_line(problem)}{self._few()}")
             raise
@@ -892,11 +882,6 @@ class ProgramStage:
             )
         made, self._sent = self._sent, {}
         return made, result
-
-    def _explained(self, problem: BaseException) -> BadInput:
-        what = "asks for" if isinstance(problem, NeedsValues) else "took another path:"
-        remedy = self._few() or f"; {REMEDY}"
-        return BadInput(f"forward {what} {problem}{at_line(problem)}{remedy}")
 
     def _few(self) -> str:
         """Return a hint about a micro-batch of one sample; empty for others."""

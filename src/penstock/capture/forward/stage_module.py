@@ -1,7 +1,7 @@
 """A stage as the runtime sees it: a module with the user's own tensors that are this stage's."""
 
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -110,10 +110,6 @@ class StageModule(nn.Module):
 
     # A run.
 
-    def check_next_run(self) -> None:
-        """Compare the calls of the next run with the record, as those of the first."""
-        self.unchecked = True
-
     def tell(self, context: RunContext) -> None:
         """Say which run the next one is."""
         self.__dict__["context"] = context  # not as a module sets attributes, which takes longer
@@ -208,9 +204,7 @@ class StageModule(nn.Module):
         graph, rows = self.graph, size.samples
         sent = [graph.spec(value) for value in self.part.sent]
         specs = [*sent, *(graph.outputs.specs[i] for i in self.outputs)]
-        shapes = [spec.at(size.lengths).shape_for(rows) for spec in specs]
-        pairs = zip(specs, shapes, strict=True)
-        zeros = [torch.zeros(shape, dtype=spec.dtype, device=device) for spec, shape in pairs]
+        zeros = [spec.zeros(rows, size.lengths, device) for spec in specs]
         if self.has_loss:
             ends = torch.zeros((), device=device), weight_of_rows(rows, device)
             zeros[len(sent) : len(sent)] = ends
@@ -293,12 +287,7 @@ class StageModule(nn.Module):
     ) -> Iterator[tuple[str, nn.Module]]:
         """This stage's modules, under their names in the user's model."""
         yield prefix, self
-        seen: set[int] = set()
-        for name, module in self.own:
-            if remove_duplicate and id(module) in seen:
-                continue
-            seen.add(id(module))
-            yield f"{prefix}.{name}" if prefix and name else prefix or name, module
+        yield from each_once(self.own, prefix, remove_duplicate)
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
@@ -358,12 +347,12 @@ class StageModule(nn.Module):
 
 
 def each_once(
-    named: Iterator[tuple[str, Any]], prefix: str, remove_duplicate: bool
+    named: Iterable[tuple[str, Any]], prefix: str, remove_duplicate: bool
 ) -> Iterator[tuple[str, Any]]:
-    """Names with a prefix; each tensor once if duplicates are to be removed."""
+    """Names with a prefix; each tensor or module once if duplicates are to be removed."""
     seen: set[int] = set()
-    for name, tensor in named:
-        if remove_duplicate and id(tensor) in seen:
+    for name, own in named:
+        if remove_duplicate and id(own) in seen:
             continue
-        seen.add(id(tensor))
-        yield (f"{prefix}.{name}" if prefix else name), tensor
+        seen.add(id(own))
+        yield f"{prefix}.{name}" if prefix and name else prefix or name, own

@@ -97,11 +97,6 @@ class LossAction:
     kind: Literal["rows", "targets", "count", "whole", "addend", "result"]
     position: int = -1
 
-    @property
-    def needs_step(self) -> bool:
-        """Return whether a value of the whole step is needed besides its number of samples."""
-        return self.kind != "rows"
-
 
 @dataclass
 class LossParts:
@@ -447,7 +442,11 @@ class _Walk:
                 continue
             leaves = pytree.tree_leaves(event.args)
             mixed = [entry for entry in leaves if self._of_samples(entry)]
-            self._tell_statistics(event, own, mixed)
+            # A sum over samples of activations that acts on rows again mixes the samples.
+            if self.sizes.has_samples(own) and not all(map(self._has_samples, mixed)):
+                where = line_in_words(event.line)
+                statistic = "takes a statistic of the samples' activations"
+                self._mix(f"'{event.address[1]}' at {where} {statistic}")
             name = str(event.address[1])
             for entry in leaves:
                 self._whole_statistics(entry)
@@ -459,16 +458,6 @@ class _Walk:
                     if self._is_whole(event, position, entry):
                         self.act(number, LossAction("whole", position))
             todo += [entry.value for entry in mixed]
-
-    def _tell_statistics(
-        self, event: RecordedCall, value: int, mixed: Sequence[TensorReference]
-    ) -> None:
-        """A sum over samples of activations that acts on rows again mixes the samples."""
-        if self.sizes.has_samples(value) and not all(map(self._has_samples, mixed)):
-            self._mix(
-                f"'{event.address[1]}' at {line_in_words(event.line)} takes a statistic of the "
-                f"samples' activations"
-            )
 
     def _whole_statistics(self, entry: Any) -> None:
         """Statistics of the batch alone within a factor, as in ``(a - a.mean()) / a.std()``."""

@@ -7,7 +7,7 @@ form one row, equal for every sample, that is cut into slices like the other lea
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -20,6 +20,9 @@ from penstock.errors import BadInput
 from penstock.torch_internals import pytree
 
 Found = Mapping[Address, list[Any]]
+
+AnyLeaf = TypeVar("AnyLeaf", bound=Leaf)
+"""A leaf of a batch, or of a part."""
 
 
 @dataclass(frozen=True)
@@ -72,22 +75,19 @@ class StepValues:
             place += count
         return samples, pytree.tree_unflatten(leaves, layout.spec)
 
-    def beside(self, batches: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
-        """The leaves of every batch, with the additional last leaf; all batches are one step."""
-        row = self._row_of([dict(enumerate(batch)) for batch in batches])
-        return [[*batch, row.expand(batch[0].shape[0], -1)] for batch in batches]
+    def beside(self, batches: Sequence[Sequence[AnyLeaf]]) -> list[list[AnyLeaf]]:
+        """The leaves of every batch, with the additional last leaf; all batches are one step.
 
-    def beside_parts(self, parts: Sequence[Sequence[PartialLeaf]]) -> list[list[PartialLeaf]]:
-        """The leaves of every part; the additional one is absent where a row to read is absent."""
-        found = [self._whole(part) for part in parts]
+        Of a part of a batch that leaf is absent where a row to read is absent.
+        """
+        found = [self._whole(batch) for batch in batches]
         read = [leaves for leaves in found if leaves is not None]
-        row = self._row_of(read) if len(read) == len(parts) else None
-        return [[*part, beside_these(part, row)] for part in parts]
+        row = self._row_of(read) if len(read) == len(batches) else None
+        return [[*batch, beside_these(batch, row)] for batch in batches]
 
     def of_each_part(self, batch: Sequence[Leaf], cut: Sequence[range]) -> list[Leaf]:
         """The leaves of a batch in which each micro-batch (rows ``cut``) is a step of its own."""
         whole = self._whole(batch)
-        is_part = isinstance(batch[0], PartialLeaf)
         if whole is None:
             return [*batch, beside_these(batch, None)]
         rows: list[torch.Tensor] = []
@@ -96,8 +96,7 @@ class StepValues:
             row = self._row_of([leaves])
             # A count of 0 would make the mean of no terms.
             rows.append(torch.where(row == 0, 1.0, row).expand(len(own), -1))
-        found = torch.cat(rows)
-        return [*batch, beside_these(batch, found) if is_part else found]
+        return [*batch, beside_these(batch, torch.cat(rows))]
 
     def _row_of(self, batches: Sequence[Mapping[int, torch.Tensor]]) -> torch.Tensor:
         """The values of one step, made of batches given by their leaves."""
@@ -162,12 +161,12 @@ class StepValues:
         return found
 
 
-def beside_these(batch: Sequence[Leaf], row: torch.Tensor | None) -> PartialLeaf:
-    """The additional leaf of a part of a batch, with the same values in every row; or absent."""
-    first = batch[0]
-    assert isinstance(first, PartialLeaf)
-    samples = first.shape[0]
-    if row is None:
+def beside_these(batch: Sequence[Leaf], row: torch.Tensor | None) -> Any:
+    """The additional leaf of a batch or a part, with the same values in every row; or absent."""
+    first, samples = batch[0], batch[0].shape[0]
+    values = row.expand(samples, -1) if row is not None and row.dim() == 1 else row
+    if not isinstance(first, PartialLeaf):
+        return values
+    if values is None:
         return PartialLeaf((samples, 0), torch.float64, first.number)
-    values = row.expand(samples, -1) if row.dim() == 1 else row
     return PartialLeaf(values.shape, values.dtype, first.number, (range(samples),), values)

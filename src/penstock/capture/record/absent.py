@@ -532,7 +532,8 @@ def _result(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 def _absent_result(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if name == "detach":
-        return Absent.of(_own(args[0].plain), False, args[0].is_unknown)
+        with NoFunctionCalls():  # the same memory as another tensor object
+            return Absent.of(args[0].plain.detach(), False, args[0].is_unknown)
     enabled = torch.is_grad_enabled()
     grad = enabled and (any(map(_needs_grad, args)) or any(map(_needs_grad, kwargs.values())))
     args, kwargs, again = _with_numbers(func, name, args, kwargs)
@@ -576,12 +577,6 @@ def _gradients(outputs: Any, inputs: Any, *others: Any, **named: Any) -> tuple[A
     needs_grad = named.get("create_graph", others[2] if len(others) > 2 else False)
     every = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
     return tuple(absent_like(tensor.shape, tensor.dtype, needs_grad) for tensor in every)
-
-
-def _own(plain: torch.Tensor) -> torch.Tensor:
-    """The same memory as another tensor object, as ``detach`` gives it."""
-    with NoFunctionCalls():
-        return plain.detach()
 
 
 def _copy_of(plain: torch.Tensor) -> torch.Tensor:

@@ -63,7 +63,6 @@ from penstock.capture.record.outside_state import (
 )
 from penstock.capture.record.recording import (
     Address,
-    BlockCall,
     Made,
     ProgramRecording,
     RecordedCall,
@@ -399,7 +398,7 @@ class _Recorder:
                     above = (p for p in modules_above(path) if self._calls_some(other, p))
                     callers.update(islice(above, 1))
         fresh: set[str] = set()
-        for path in filter(self._can_open, callers):
+        for path in callers - self._attempt.opened.keys():
             within = [
                 number
                 for number, event in enumerate(first.events)
@@ -582,19 +581,17 @@ class _Recorder:
         if record.has_unknown and not self._attempt.with_values and not self._is_on_meta:
             self._attempt.give_values()
             raise _Again
-        fresh = {path: why for path, why in record.opened.items() if self._can_open(path)}
+        opened = self._attempt.opened
+        fresh = {path: why for path, why in record.opened.items() if path not in opened}
         if fresh:
-            self._attempt.opened |= fresh
+            opened |= fresh
             for path in fresh:
                 self._attempt.closed.pop(path, None)
             raise _Again
         return result
 
-    def _can_open(self, path: str) -> bool:
-        return path not in self._attempt.opened
-
     def _open(self, path: str, why: str) -> None:
-        if not self._can_open(path):
+        if path in self._attempt.opened:
             raise CaptureFailed(
                 f"'{path}' of {type(self._program.model).__name__} cannot be left out as a whole "
                 f"({why}), and not be opened either; move that out of it"
@@ -676,7 +673,7 @@ class _Recorder:
             loss = outputs.tensors[0]
         found = record.current.get(loss)
         if found is None:
-            unit = hidden_in(record, loss)
+            unit = record.hidden.get(loss)
             if unit is not None:
                 self._open(unit, "it makes the loss")
             raise BadInput(
@@ -799,7 +796,7 @@ class _Recorder:
                 same = known.get(event.address)
                 if event.is_unit and same is not None and not results_agree(same, event):
                     path = event.address[0]
-                    if self._can_open(path):
+                    if path not in self._attempt.opened:
                         fresh[path] = "its result holds numbers that change"
         if fresh:
             self._attempt.opened |= fresh
@@ -808,7 +805,11 @@ class _Recorder:
             for path in {block.path for block in first.blocks}:
                 own = [block for block in first.blocks if block.path == path]
                 those = [block for block in other.blocks if block.path == path]
-                if not blocks_agree(own, those):
+                alike = len(own) == len(those) and all(
+                    a.spec == b.spec and templates_agree(a.template, b.template)
+                    for a, b in zip(own, those, strict=True)
+                )
+                if not alike:
                     for block in own:
                         block.closed = False
 
@@ -893,12 +894,7 @@ def leaves_as_values(record: ProgramRecording, leaves: Sequence[torch.Tensor]) -
         record.make(event, number, 0, leaf)
         record.batch.set(leaf, number)
         if number in shared:
-            record.note_shared(leaf)
-
-
-def hidden_in(record: ProgramRecording, tensor: torch.Tensor) -> str | None:
-    """The unit in which a tensor was made that is not its result."""
-    return record._hidden.get(tensor)
+            record.apart.set(leaf, True)
 
 
 def results_agree(one: RecordedCall, other: RecordedCall) -> bool:
@@ -911,13 +907,5 @@ def templates_agree(one: Sequence[Made], other: Sequence[Made]) -> bool:
     """Return whether two results have the same constants, and tensors from the same places."""
     return len(one) == len(other) and all(
         a.kind == b.kind and (a.kind != "constant" or same_value(a.what, b.what))
-        for a, b in zip(one, other, strict=True)
-    )
-
-
-def blocks_agree(one: Sequence[BlockCall], other: Sequence[BlockCall]) -> bool:
-    """Return whether all calls of a block returned the same but for tensors."""
-    return len(one) == len(other) and all(
-        a.spec == b.spec and templates_agree(a.template, b.template)
         for a, b in zip(one, other, strict=True)
     )

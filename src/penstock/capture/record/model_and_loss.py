@@ -78,7 +78,7 @@ class UserProgram:
 
     def check(self) -> None:
         """Raise `BadInput` if model and loss would share names."""
-        if self._has_loss_module and isinstance(getattr(self.model, LOSS, None), nn.Module):
+        if self._own_loss is not None and isinstance(getattr(self.model, LOSS, None), nn.Module):
             raise BadInput(
                 f'{type(self.model).__name__} has a module named "loss" and a loss module was '
                 "given, so their parameters would share names; rename the model's, or pass a "
@@ -86,12 +86,12 @@ class UserProgram:
             )
 
     @property
-    def _has_loss_module(self) -> bool:
-        """Return whether the loss has modules of its own: not if it is a part of the model."""
+    def _own_loss(self) -> nn.Module | None:
+        """The loss, if it is a module that is no part of the model."""
         loss = self.loss
-        return isinstance(loss, nn.Module) and all(
-            part is not loss for part in self.model.modules()
-        )
+        if isinstance(loss, nn.Module) and all(part is not loss for part in self.model.modules()):
+            return loss
+        return None
 
     def run(
         self,
@@ -132,15 +132,13 @@ class UserProgram:
     def named_modules(self, *, each_once: bool = True) -> Iterator[tuple[str, nn.Module]]:
         """All modules with their names; ``each_once`` with the first, else with all of them."""
         yield from self.model.named_modules(remove_duplicate=each_once)
-        if self._has_loss_module:
-            assert isinstance(self.loss, nn.Module)
-            yield from self.loss.named_modules(None, LOSS, each_once)
+        if (loss := self._own_loss) is not None:
+            yield from loss.named_modules(None, LOSS, each_once)
 
     def module(self, path: str) -> nn.Module:
         """The module with this name."""
-        if self._has_loss_module and (path == LOSS or path.startswith(f"{LOSS}.")):
-            assert isinstance(self.loss, nn.Module)
-            return self.loss.get_submodule(path.removeprefix(LOSS).removeprefix("."))
+        if path.partition(".")[0] == LOSS and (loss := self._own_loss) is not None:
+            return loss.get_submodule(path.removeprefix(LOSS).removeprefix("."))
         try:
             return self.model.get_submodule(path)
         except AttributeError as error:
@@ -152,24 +150,20 @@ class UserProgram:
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """All parameters, under all their names."""
         yield from self.model.named_parameters(remove_duplicate=False)
-        if self._has_loss_module:
-            assert isinstance(self.loss, nn.Module)
-            yield from self.loss.named_parameters(LOSS, remove_duplicate=False)
+        if (loss := self._own_loss) is not None:
+            yield from loss.named_parameters(LOSS, remove_duplicate=False)
 
     def named_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
         """All buffers, under all their names."""
         yield from self.model.named_buffers(remove_duplicate=False)
-        if self._has_loss_module:
-            assert isinstance(self.loss, nn.Module)
-            yield from self.loss.named_buffers(LOSS, remove_duplicate=False)
+        if (loss := self._own_loss) is not None:
+            yield from loss.named_buffers(LOSS, remove_duplicate=False)
 
     @property
     def loss_state(self) -> dict[str, Any]:
         """State that a loss that is a module would save, by its names here."""
-        if not self._has_loss_module:
-            return {}
-        assert isinstance(self.loss, nn.Module)
-        return self.loss.state_dict(prefix=f"{LOSS}.")
+        loss = self._own_loss
+        return {} if loss is None else loss.state_dict(prefix=f"{LOSS}.")
 
     def places(self, name: str) -> tuple[dict[str, Any], str]:
         """The dict that holds a parameter or buffer, and its key there."""
@@ -186,7 +180,7 @@ class UserProgram:
     @property
     def root_names(self) -> tuple[str, ...]:
         """The names of the outermost modules, which are never left out."""
-        return ("", LOSS) if self._has_loss_module else ("",)
+        return ("",) if self._own_loss is None else ("", LOSS)
 
     def without_values(self, *, keeps_parameters: bool) -> "UserProgram":
         """A copy to record on: parameters (and buffers on meta) are absent, or have their values.

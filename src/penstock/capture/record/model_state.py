@@ -4,7 +4,8 @@ A stage runs the user's own Python. If that counts, switches or remembers someth
 each stage of a process must find what *its* last run left (`penstock.capture.forward.kept_state`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -63,6 +64,20 @@ def put(place: Place, value: Any) -> None:
         place[0][place[1]] = value
 
 
+@contextmanager
+def exchanged(values: Iterable[tuple[Place, Any]]) -> Iterator[None]:
+    """Hold other values in these places; at the end put back the old ones."""
+    before: list[tuple[Place, Any]] = []
+    try:
+        for place, value in values:
+            before.append((place, value_at(place)))
+            put(place, value)
+        yield
+    finally:
+        for place, value in reversed(before):
+            put(place, value)
+
+
 class _Identity:
     """A value that is equal only to itself."""
 
@@ -91,16 +106,13 @@ def plain_state(program: UserProgram) -> dict[StatePlace, Any]:
     return found
 
 
-_MISSING = object()
-
-
 def changed_places(
     before: Mapping[StatePlace, Any], after: Mapping[StatePlace, Any]
 ) -> set[StatePlace]:
     """The places whose values differ."""
     found: set[StatePlace] = set()
     for place in {*before, *after}:
-        old, new = before.get(place, _MISSING), after.get(place, _MISSING)
+        old, new = before.get(place, MISSING), after.get(place, MISSING)
         if old is not new and old != new:
             found.add(place)
     return found

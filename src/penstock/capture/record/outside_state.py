@@ -96,13 +96,9 @@ def contents_of(value: Any, depth: int = 0) -> Any:
         return repr(getattr(generator, "state", generator))
     if kind not in _CONTAINERS or depth >= _DEEPEST or len(value) > _LONGEST:
         return None
-    entries = list(value.items()) if kind is dict else list(value)
-    found = [_entry(own, depth) for entry in entries for own in _parts(entry, kind)]
+    entries = [own for pair in value.items() for own in pair] if kind is dict else list(value)
+    found = [_entry(entry, depth) for entry in entries]
     return (len(found), *(sorted(found, key=repr) if kind is set else found))
-
-
-def _parts(entry: Any, kind: type) -> tuple[Any, ...]:
-    return entry if kind is dict else (entry,)
 
 
 def _entry(value: Any, depth: int) -> Any:

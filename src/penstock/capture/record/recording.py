@@ -19,6 +19,7 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial, wraps
+from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
@@ -49,7 +50,9 @@ from penstock.capture.record.model_and_loss import LOSS, UserProgram
 from penstock.capture.record.model_state import (
     OF_EVERY_MODULE,
     PLAIN,
+    Place,
     StatePlace,
+    exchanged,
     place_of,
     value_at,
 )
@@ -220,39 +223,20 @@ class _Memory:
         return [tensor for tensor in found if tensor is not None]
 
 
-@contextlib.contextmanager
-def forwards_replaced(
+def wrapped_forwards(
     program: UserProgram, wrappers: Mapping[str, Callable[[Any], Any]]
-) -> Iterator[None]:
-    """Replace the ``forward`` of modules by path; hooks and all around it stay."""
-    kept: list[tuple[dict[str, Any], Any]] = []
-    try:
-        for path, wrap in wrappers.items():
-            module = program.module(path)
-            place: dict[str, Any] = module.__dict__
-            kept.append((place, place.get("forward")))
-            place["forward"] = wraps(module.forward)(wrap(module.forward))
-        yield
-    finally:
-        for place, had in reversed(kept):
-            if had is None:
-                place.pop("forward", None)
-            else:
-                place["forward"] = had
+) -> Iterator[tuple[Place, Any]]:
+    """Other forwards of modules by path, with their places; hooks and all around them stay."""
+    for path, wrap in wrappers.items():
+        module = program.module(path)
+        yield (module.__dict__, "forward"), wraps(module.forward)(wrap(module.forward))
 
 
-@contextlib.contextmanager
-def hooks_muted(program: UserProgram, paths: Collection[str]) -> Iterator[None]:
-    """Mute hooks on the backward of modules, which take tensors with values."""
-    places = [(program.module(path).__dict__, key) for path in paths for key in BACKWARD_HOOKS]
-    kept = [place[key] for place, key in places]
-    for place, key in places:
-        place[key] = OrderedDict[int, Any]()
-    try:
-        yield
-    finally:
-        for (place, key), hooks in zip(places, kept, strict=True):
-            place[key] = hooks
+def without_hooks(program: UserProgram, paths: Collection[str]) -> Iterator[tuple[Place, Any]]:
+    """No hooks on the backward of modules, with their places: they take tensors with values."""
+    for path in paths:
+        for key in BACKWARD_HOOKS:
+            yield (program.module(path).__dict__, key), OrderedDict[int, Any]()
 
 
 _FIXED = OF_EVERY_MODULE - {"training"}
@@ -346,12 +330,13 @@ class ProgramRecording(TorchFunctionMode):
         self.frequencies: list[str] = []
         """Places at which gradients of a table are divided by how often the batch has an index."""
         self.current, self.batch = _ByTensor(), _ByTensor()
-        self._hidden, self._memory = _ByTensor(), _Memory()
+        self.hidden, self._memory = _ByTensor(), _Memory()
+        """The units within which tensors were made that are not their results."""
         self.carried = _ByTensor()
         """The places of what an earlier run has left in the model's state."""
         self.carried_reads: dict[StatePlace, dict[Address, Line]] = defaultdict(dict)
         """The calls that read something carried with their lines, by place."""
-        self._apart = _ByTensor()
+        self.apart = _ByTensor()
         """True if a tensor is independent of the batch: made of parameters and sizes alone."""
         self._originals = originals
         self._inside: str | None = None
@@ -415,11 +400,16 @@ class ProgramRecording(TorchFunctionMode):
         blocks = [path for path in self.block_paths if path not in own]
         wrappers |= {path: partial(self._around_block, path) for path in blocks}
         # A run whose calls are compared is a training run, with all its hooks.
-        muted = hooks_muted(self.program, self.has_hooks if self.valued is not None else ())
-        with muted, forwards_replaced(self.program, wrappers), functions_through(self._function):
+        muted = without_hooks(self.program, self.has_hooks if self.valued is not None else ())
+        replaced = chain(muted, wrapped_forwards(self.program, wrappers))
+        with exchanged(replaced), functions_through(self._function):
             self._active, self._at_start = True, self._skeleton_state()
             try:
-                with fresh_results(), scripts_seen(self._note_script), self:
+                with (
+                    fresh_results(),
+                    scripts_seen(partial(setattr, self, "has_scripts", True)),
+                    self,
+                ):
                     yield
             finally:
                 self._active = False
@@ -428,9 +418,6 @@ class ProgramRecording(TorchFunctionMode):
     def end_model(self) -> None:
         """Note that the model has returned, and the loss function has not begun."""
         self.model_end = len(self.events)
-
-    def _note_script(self) -> None:
-        self.has_scripts = True
 
     def _around_hooked(self, path: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -525,7 +512,7 @@ class ProgramRecording(TorchFunctionMode):
         return [self._reference(tensor).shape for tensor in self.state_at(place)]
 
     def _read_unseen(self, event: RecordedCall, tensor: torch.Tensor) -> None:
-        unit = self._hidden.get(tensor)
+        unit = self.hidden.get(tensor)
         if unit is not None:
             where = line_in_words(event.line)
             self.opened[unit] = f"something other than its result is read at {where}"
@@ -546,7 +533,7 @@ class ProgramRecording(TorchFunctionMode):
         shape = tuple(tensor.shape) if known else (-1,)
         size = tensor.numel() * tensor.element_size() if known else 0
         value = Value(number, slot, shape, tensor.dtype, tensor.requires_grad, size)
-        value.of_batch = not self._apart.get(tensor)
+        value.of_batch = not self.apart.get(tensor)
         value.crossable = crossable and known and not self._function_depth
         self.has_unknown = self.has_unknown or not known
         self.values.append(value)
@@ -693,8 +680,11 @@ class ProgramRecording(TorchFunctionMode):
         self._read(event, [tensor for tensor in given if tensor is not skipped])
         number = len(self.events)
         self.events.append(event)
-        if event.func is torch.autograd.grad:
-            self._note_gradient(number, kwargs.get("inputs", args[1] if len(args) > 1 else ()))
+        if event.func is torch.autograd.grad:  # no cut between what it is of and the call
+            inputs = tensors_in(kwargs.get("inputs", args[1] if len(args) > 1 else ()))
+            values = [self.current.get(tensor) for tensor in inputs]
+            makers = [-1 if value is None else self.values[value].maker for value in values]
+            self.regions.append((min(makers, default=-1) + 1, number + 1))
         self._note_checkpoint(number)
         written = self._writes(event, number, given, {id(tensor) for tensor in made})
         for slot, tensor in enumerate(made):
@@ -707,12 +697,6 @@ class ProgramRecording(TorchFunctionMode):
                 other is not tensor for other in self._memory.sharing(memory_of(tensor) or 0)
             )
             self.make(event, number, slot, tensor, crossable=not shared)
-
-    def _note_gradient(self, number: int, inputs: Any) -> None:
-        """A gradient within forward: no cut between what it is of and the call."""
-        values = [self.current.get(tensor) for tensor in tensors_in(inputs)]
-        makers = [-1 if value is None else self.values[value].maker for value in values]
-        self.regions.append((min(makers, default=-1) + 1, number + 1))
 
     def _references(self, given: Any) -> Any:
         """Arguments with references in place of tensors; packed sequences become plain tuples."""
@@ -738,16 +722,12 @@ class ProgramRecording(TorchFunctionMode):
         skipped = _only_shape(name, args, given)
         apart = all(tensor is skipped or self._is_apart(tensor) for tensor in given)
         for tensor in tensors_in(result):
-            self._apart.set(tensor, apart)
+            self.apart.set(tensor, apart)
         if given and not apart and writes_first(name):
-            self._apart.set(given[0], False)
-
-    def note_shared(self, leaf: torch.Tensor) -> None:
-        """Note that all samples share a leaf of the batch, so that replicas have the same."""
-        self._apart.set(leaf, True)
+            self.apart.set(given[0], False)
 
     def _is_apart(self, tensor: torch.Tensor) -> bool:
-        known = self._apart.get(tensor)
+        known = self.apart.get(tensor)
         return known if known is not None else id(tensor) in self.param_names
 
     def _call_inside(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
@@ -759,8 +739,8 @@ class ProgramRecording(TorchFunctionMode):
         unit, given = self._inside, tensors_in((args, kwargs))
         if isinstance(result, torch.Tensor | list | tuple):
             for tensor in tensors_in(result):
-                if self._hidden.get(tensor) is None and self.current.get(tensor) is None:
-                    self._hidden.set(tensor, unit)
+                if self.hidden.get(tensor) is None and self.current.get(tensor) is None:
+                    self.hidden.set(tensor, unit)
             check_none_lost(given)
             self._note_apart(result, name, args, given)
         for tensor in given:
@@ -776,7 +756,7 @@ class ProgramRecording(TorchFunctionMode):
             elif value is not None:
                 self._implicit.append(value)
             else:
-                other = self._hidden.get(tensor)
+                other = self.hidden.get(tensor)
                 if other is not None and other != unit:
                     self.opened[other] = f"{unit} reads something other than its result"
         return result
@@ -928,10 +908,11 @@ class ProgramRecording(TorchFunctionMode):
             return plain(*args, **kwargs)
         if path in self.valued:
             return self._on_values(path, plain, args, kwargs)
-        if not any(type(tensor) is Absent for tensor in self._tensors_of(path, args, kwargs)):
+        module = self.program.module(path)
+        given = (*tensors_in((args, kwargs)), *module.parameters())
+        if not any(type(tensor) is Absent for tensor in given):
             return plain(*args, **kwargs)
-        parts = self.program.module(path).modules()
-        held = [(part.__dict__, own_buffers(part)) for part in parts]
+        held = [(part.__dict__, own_buffers(part)) for part in module.modules()]
         before = [(places, dict(places), buffers, dict(buffers)) for places, buffers in held]
         try:
             result = plain(*args, **kwargs)
@@ -947,10 +928,6 @@ class ProgramRecording(TorchFunctionMode):
         self.valued.add(path)
         return self._on_values(path, plain, args, kwargs)
 
-    def _tensors_of(self, path: str, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
-        yield from tensors_in((args, kwargs))
-        yield from self.program.module(path).parameters()
-
     def _on_values(self, path: str, plain: Any, args: Any, kwargs: Any) -> Any:
         """Run a unit on values that are made up, but for those that are here."""
         home = Absent.home
@@ -963,7 +940,7 @@ class ProgramRecording(TorchFunctionMode):
                 raise UnknownSize(f"a tensor of unknown size in '{path}'")
             if id(value) not in made:
                 made[id(value)] = _drawn(value, home)
-                self._apart.set(made[id(value)], self._is_apart(value))
+                self.apart.set(made[id(value)], self._is_apart(value))
             return made[id(value)]
 
         def parameter(tensor: torch.Tensor) -> torch.Tensor:
@@ -976,7 +953,7 @@ class ProgramRecording(TorchFunctionMode):
                     found = made_up(tensor.plain, home)
             else:
                 found = own.detach().clone()
-            self._apart.set(found, True)
+            self.apart.set(found, True)
             return found
 
         with torch.random.fork_rng(devices=[]), standing_in([self.program.module(path)], parameter):
@@ -995,7 +972,7 @@ class ProgramRecording(TorchFunctionMode):
             if id(value) in back:
                 return originals[back[id(value)]]
             found = absent_like(tuple(value.shape), value.dtype, value.requires_grad)
-            self._apart.set(found, self._apart.get(value))
+            self.apart.set(found, self.apart.get(value))
             return found
 
         return pytree.tree_map(away, result)
@@ -1077,7 +1054,7 @@ class ProgramRecording(TorchFunctionMode):
         """The calls, or those of units, that have made the tensors in a piece of state."""
         found: list[int] = []
         for tensor in self.state_at(place):
-            value, unit = self.current.get(tensor), self._hidden.get(tensor)
+            value, unit = self.current.get(tensor), self.hidden.get(tensor)
             if value is not None:
                 found.append(self.values[value].maker)
             elif unit is not None:

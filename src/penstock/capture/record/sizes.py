@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import combinations_with_replacement
+from math import prod
 from typing import Any, TypeAlias
 
 from penstock.capture.record.absent import MASKS, writes_first
@@ -48,7 +49,7 @@ class Formula:
         """The size for a batch."""
         if len(self.terms) == 1 and not self.terms[0][0]:
             return self.terms[0][1]
-        return sum(factor * product_of(which, size.numbers) for which, factor in self.terms)
+        return sum(factor * prod(size.numbers[i] for i in which) for which, factor in self.terms)
 
     @cached_property
     def has_samples(self) -> bool:
@@ -99,14 +100,6 @@ class SizeAtLengths:
 Size: TypeAlias = Formula | SizeAtLengths
 
 
-def product_of(which: tuple[int, ...], numbers: Sequence[int]) -> int:
-    """The product of the numbers with these indices."""
-    found = 1
-    for index in which:
-        found *= numbers[index]
-    return found
-
-
 class ValueSizes:
     """The shapes of the values of ``recordings[0]`` as formulas.
 
@@ -132,8 +125,9 @@ class ValueSizes:
         for value in first.values:
             key = first.events[value.maker].address, value.slot
             found = [value.shape, *(known.get(key) for known in shapes)]
-            self.formulas.append(self._fitted(key, found))
-            sizes.append(sizes_of_dims(found))
+            dims = sizes_of_dims(found)
+            self.formulas.append(None if dims is None else self._fitted(key, dims))
+            sizes.append(dims or [])
         self._called_by_sample(first)
         self.decided: set[int] = set()
         """Values with a size that values of the batch decide about, though it may have a formula:
@@ -173,14 +167,9 @@ class ValueSizes:
             if tuple(size.at(self.batches[0]) for size in formula) == value.shape:
                 self.formulas[number], value.crossable = formula, False
 
-    def _fitted(
-        self, key: Any, shapes: Sequence[tuple[int, ...] | None]
-    ) -> tuple[Size, ...] | None:
-        known = [shape for shape in shapes if shape is not None]
-        if len(known) < len(shapes) or len({len(shape) for shape in known}) > 1:
-            return None
+    def _fitted(self, key: Any, dims: Sequence[tuple[int, ...]]) -> tuple[Size, ...] | None:
         found: list[Size] = []
-        for dim, sizes in enumerate(zip(*known, strict=True)):
+        for dim, sizes in enumerate(dims):
             if min(sizes) < 0:
                 return None
             formula = fitted(self.batches, sizes) or self._found_by_length(key, dim, sizes)
@@ -250,11 +239,11 @@ _LIKE_THE_FIRST = frozenset(
 """Calls whose result is as large as their first argument, whatever the others are."""
 
 
-def sizes_of_dims(shapes: Sequence[tuple[int, ...] | None]) -> list[tuple[int, ...]]:
-    """Return the sizes of each dimension of a value in all recordings; none if one is missing."""
+def sizes_of_dims(shapes: Sequence[tuple[int, ...] | None]) -> list[tuple[int, ...]] | None:
+    """Return the sizes of each dimension of a value in all recordings; None if one is missing."""
     known = [shape for shape in shapes if shape is not None]
     if len(known) < len(shapes) or len({len(shape) for shape in known}) > 1:
-        return []
+        return None
     return list(zip(*known, strict=True))
 
 
@@ -336,7 +325,7 @@ def fitted(batches: Sequence[BatchSize], sizes: Sequence[int]) -> Formula | None
     if len(set(sizes)) == 1:
         return Formula((((), sizes[0]),))
     for products in candidates(len(batches[0].numbers)):
-        rows = [[Fraction(product_of(w, b.numbers)) for w in products] for b in batches]
+        rows = [[Fraction(prod(b.numbers[i] for i in w)) for w in products] for b in batches]
         factors = solved(rows, sizes)
         if factors is not None:
             terms = zip(products, factors, strict=True)

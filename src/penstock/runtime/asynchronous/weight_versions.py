@@ -168,10 +168,6 @@ class WeightVersions:
         self._live = None
         self.log.restart()
 
-    def log_prediction(self, micro_batch: int, lead: int, leaves: Leaves) -> None:
-        """Log a prediction that was made for a forward."""
-        self.log.predicted(micro_batch, self.updates, lead, leaves, self.parameters)
-
     def leaves_of_forward(self, micro_batch: int) -> Leaves:
         """The leaves for the forward of ``micro_batch``."""
         if self._live is None:
@@ -288,7 +284,8 @@ class PredictedWeights(WeightVersions):
 
     def leaves_of_forward(self, micro_batch: int) -> Leaves:
         if self._hold("F", micro_batch) and self._leads["F"]:
-            self.log_prediction(micro_batch, self._leads["F"], self._leaves)
+            now, lead = self.updates, self._leads["F"]
+            self.log.predicted(micro_batch, now, lead, self._leaves, self.parameters)
         return self._leaves
 
     def leaves_of_backward(self, micro_batch: int) -> Leaves:
@@ -345,7 +342,7 @@ class KeptPredictions(WeightVersions):
         self._steps.predict(self.parameters, self._lead, leaves)
         self._kept[micro_batch] = leaves
         if self._lead:
-            self.log_prediction(micro_batch, self._lead, leaves)
+            self.log.predicted(micro_batch, self.updates, self._lead, leaves, self.parameters)
         return leaves
 
     def leaves_of_backward(self, micro_batch: int) -> Leaves:

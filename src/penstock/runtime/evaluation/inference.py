@@ -9,6 +9,7 @@ import torch
 
 from penstock.capture.batch.part import BatchPart
 from penstock.capture.contract import Batch, StageProgram, TensorSpec
+from penstock.capture.forward.materialise import named_tensors
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
@@ -22,7 +23,6 @@ from penstock.runtime.stage.building import stages_of
 from penstock.runtime.stage.runner import ModuleRunner
 from penstock.runtime.transport.messages import BoundaryTensors, boundaries_of
 from penstock.runtime.user_metrics import Evaluation
-from penstock.torch_internals import holder_of
 
 
 def share_tensors(programs: Mapping[int, StageProgram], engine: Engine) -> None:
@@ -34,17 +34,10 @@ def share_tensors(programs: Mapping[int, StageProgram], engine: Engine) -> None:
     held = engine.held.held_tensors()
     tied = engine.graph.tied_names
     for program in programs.values():
-        module = program.module
-        named = (
-            *module.named_parameters(remove_duplicate=False),
-            *module.named_buffers(remove_duplicate=False),
-        )
-        for name, tensor in named:
+        for name, tensor in named_tensors(program.module):
             own = held.get(tied.get(name, name))
-            path, _, last = name.rpartition(".")
-            owner = module.get_submodule(path)
-            value = tensor.to(engine.world.device) if own is None else own
-            holder_of(owner, last)[last] = value
+            place, key = program.module.graph.program.places(name)
+            place[key] = tensor.to(engine.world.device) if own is None else own
 
 
 class PredictionView:

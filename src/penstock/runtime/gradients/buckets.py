@@ -245,10 +245,9 @@ def holders_of_parameters(
     Of tensor groups they are the ranks at ``place`` in each group, which hold equal shards.
     """
     holders: dict[str, tuple[int, ...]] = {}
-    for use in graph.parameter_uses:
-        stages = sorted({plan.stage_of_layer(layer) for layer in use.layers})
+    for name, stages in stages_of_parameters(graph, plan).items():
         devices = dict.fromkeys(device for stage in stages for device in plan.devices_of(stage))
-        holders[use.name] = tuple(
+        holders[name] = tuple(
             rank for device in devices for rank in plan.ranks_of(device)[place : place + 1]
         )
     return holders

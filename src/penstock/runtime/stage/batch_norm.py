@@ -181,17 +181,12 @@ def update_running(
     call: BatchNormCall, mean: torch.Tensor, variance: torch.Tensor, total: torch.Tensor
 ) -> None:
     """Update the running statistics as torch does, with the unbiased variance."""
-    if call.running_mean is not None:
-        new = mean.to(call.running_mean.dtype)
-        written(call.running_mean).mul_(1 - call.momentum).add_(new, alpha=call.momentum)
-    if call.running_var is not None:
-        new = (variance * (total / (total - 1).clamp(min=1))).to(call.running_var.dtype)
-        written(call.running_var).mul_(1 - call.momentum).add_(new, alpha=call.momentum)
-
-
-def written(buffer: torch.Tensor) -> torch.Tensor:
-    """``buffer`` for writes that autograd's version check ignores, like those of torch's kernel."""
-    return buffer.data
+    unbiased = variance * (total / (total - 1).clamp(min=1))
+    for running, new in ((call.running_mean, mean), (call.running_var, unbiased)):
+        if running is not None:
+            # As `data`: autograd's version check ignores the write, like that of torch's kernel.
+            now = new.to(running.dtype)
+            running.data.mul_(1 - call.momentum).add_(now, alpha=call.momentum)
 
 
 def along_channels(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from penstock.capture.capture import capture_model
-from penstock.capture.contract import Batch, Loss, StageProgram, TensorSpec
+from penstock.capture.contract import Batch, Loss, StageProgram
 from penstock.capture.forward.call import StageCall
 from penstock.capture.forward.materialise import check_values, materialise, named_tensors
 from penstock.capture.layer_graph import LayerGraph
@@ -155,21 +155,16 @@ def check_counts(plan: Plan, graph: LayerGraph) -> None:
 
 def stages_of(graph: LayerGraph, plan: Plan, rank: int) -> dict[int, StageProgram]:
     """The stages of a rank, on the tensors that the model has."""
-    boundaries = boundaries_of(graph, plan)
-    return {
-        stage: relaying(
-            graph.stage(plan.stages[stage].layers),
-            [spec for b in boundaries if b.producer == stage for spec in b.tensors],
-        )
-        for stage in (place.stage for place in places_of(plan, rank))
-    }
-
-
-def relaying(program: StageProgram, sent: Iterable[TensorSpec]) -> StageProgram:
-    """The stage where it also passes on what it has received of the tensors ``sent``."""
-    received = {spec.name: place for place, spec in enumerate(program.received)}
-    relayed = {received[spec.name]: spec for spec in sent if spec.name in received}
-    return replace(program, sent=(*program.sent, *relayed.values()), relayed=tuple(relayed))
+    boundaries, found = boundaries_of(graph, plan), dict[int, StageProgram]()
+    for stage in (place.stage for place in places_of(plan, rank)):
+        program = graph.stage(plan.stages[stage].layers)
+        # Of what it sends, it passes on what it has received.
+        received = {spec.name: place for place, spec in enumerate(program.received)}
+        sent = (spec for b in boundaries if b.producer == stage for spec in b.tensors)
+        relayed = {received[spec.name]: spec for spec in sent if spec.name in received}
+        every = *program.sent, *relayed.values()
+        found[stage] = replace(program, sent=every, relayed=tuple(relayed))
+    return found
 
 
 def build_stages(
@@ -285,7 +280,9 @@ def module_for(
     below = f"{first}."
     wanted = [held for held in holders if held == first or held.startswith(below)]
     if not wanted:
-        near = get_close_matches(name, sorted(known_names({*holders, *graph.tied_names})), n=1)
+        parts = [held.split(".") for held in {*holders, *graph.tied_names}]
+        known = {".".join(path[:k]) for path in parts for k in range(1, len(path) + 1)}
+        near = get_close_matches(name, sorted(known), n=1)
         hint = f"did you mean '{near[0]}'?" if near else "see model.named_parameters()"
         raise BadInput(
             f"the model has no parameter or buffer '{name}', and no module of that name with any; "
@@ -298,9 +295,3 @@ def module_for(
             return program.module.get_submodule(path)
     ranks = sorted({holder for held in wanted for holder in holders[held]})
     raise BadInput(f"'{name}' is held by {numbered('rank', ranks)}, not by rank {rank}; ask there")
-
-
-def known_names(tensors: Iterable[str]) -> set[str]:
-    """The names of ``tensors`` and of the modules that contain them."""
-    parts = [name.split(".") for name in tensors]
-    return {".".join(path[:k]) for path in parts for k in range(1, len(path) + 1)}

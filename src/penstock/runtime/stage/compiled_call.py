@@ -56,11 +56,6 @@ Modules of one class share compiled code; a number such as that of the layer mak
 """
 
 
-def in_words(shapes: Sequence[torch.Size]) -> str:
-    """Shapes in words."""
-    return ", ".join(str(tuple(shape)) for shape in shapes)
-
-
 def check_compiler(device: torch.device) -> None:
     """Raise `BadInput` if torch has no C++ compiler to compile for the CPU."""
     if device.type != "cpu":
@@ -108,8 +103,9 @@ class CompiledCall(StageCall):
         if deferred is not None or not known:
             self._runs_left -= not known
             if not (known or self._runs_left):
+                shapes = ", ".join(str(tuple(shape)) for shape in self._shapes)
                 warnings.warn(
-                    f"compile=True has compiled for tensors of {in_words(self._shapes)}, and no "
+                    f"compile=True has compiled for tensors of {shapes}, and no "
                     f"batch had these shapes, so all run uncompiled; pad batches to one length, "
                     f"that of the example, in the loader's collate function",
                     stacklevel=2,
@@ -170,10 +166,7 @@ class CompiledCall(StageCall):
         batch. Gradients, buffers, the model's own state and random numbers are left unchanged.
         """
         own = [leaf[:1].expand(rows, *leaf.shape[1:]).contiguous() for leaf in leaves]
-        inputs = [
-            torch.zeros(spec.at(lengths).shape_for(rows), dtype=spec.dtype, device=device)
-            for spec in self.program.received
-        ]
+        inputs = [spec.zeros(rows, lengths, device) for spec in self.program.received]
         for i in self._grad_inputs:
             inputs[i].requires_grad_()
         self._shapes = [tensor.shape for tensor in (*own, *inputs)]
@@ -204,10 +197,11 @@ class CompiledCall(StageCall):
             self._module.run(leaves, inputs)
         inside: set[int] = set()
         for key, part in candidates.items():
-            if key in refused or key in inside or has_own_forward(part):
+            own = part.__dict__  # in which the user may have put another forward, or compiled it
+            if key in refused | inside or "forward" in own or own.get(COMPILED_CALL) is not None:
                 continue
             forward = torch.compile(forward_of(part), dynamic=False, options=OPTIONS)
-            self._compiled.append((part.__dict__, forward))
+            self._compiled.append((own, forward))
             inside |= {id(child) for child in part.modules()}
         self._beside = ProgramCall(self._module, inside)
 
@@ -249,12 +243,6 @@ def parts_of(module: StageModule) -> list[nn.Module]:
 def forward_of(part: nn.Module) -> Callable[..., Any]:
     """The forward of a module's class."""
     return type(part).forward.__get__(part)
-
-
-def has_own_forward(part: nn.Module) -> bool:
-    """Return whether the user has given a module another forward, or has compiled it."""
-    own = part.__dict__
-    return "forward" in own or own.get(COMPILED_CALL) is not None
 
 
 def watched(part: nn.Module, refused: set[int]) -> Callable[..., Any]:

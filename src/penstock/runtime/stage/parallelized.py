@@ -32,6 +32,7 @@ from penstock.capture.forward.deferred_weights import DeferredGradients
 from penstock.capture.forward.materialise import named_tensors
 from penstock.capture.forward.partial_forward import RunContext
 from penstock.capture.layer_graph import LayerGraph
+from penstock.capture.record.model_state import MISSING, Place, put, value_at
 from penstock.capture.record.outside_state import random_state, same_state
 from penstock.capture.record.user_lines import line_of
 from penstock.errors import BadInput
@@ -52,11 +53,6 @@ from penstock.torch_internals import (
 
 MESHES = count()
 """Numbers the meshes of this process."""
-
-MISSING: Any = object()
-
-Place = tuple[dict[str, Any], str]
-"""A dict of a module, such as that of its parameters or its attributes, and a key there."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +127,7 @@ class ParallelizedShards(Shards):
             for name in place.keys() | old.keys()
             if marks(place.get(name, MISSING)) != marks(old.get(name, MISSING))
         ]
-        put(each for each in changed if id(each[0][0]) not in own)
+        put_each(each for each in changed if id(each[0][0]) not in own)
         self._changed = [each for each in changed if id(each[0][0]) in own]
 
     def _take(self, name: str, tensor: torch.Tensor, new: object) -> None:
@@ -187,7 +183,7 @@ class ParallelizedShards(Shards):
 
     def leave(self) -> None:
         """Leave the group, so that after a failure its other ranks do not wait for this one."""
-        put(self._changed)
+        put_each(self._changed)
         self._changed.clear()
         # Its connections are closed when nothing refers to it any more, and the mesh does.
         forget_groups(self._mesh)
@@ -326,28 +322,26 @@ def marks(value: Any) -> Any:
     return [(n, id(v)) for n, v in value.items()] if isinstance(value, dict) else id(value)
 
 
-def put(values: Iterable[tuple[Place, Any]]) -> None:
+def put_each(values: Iterable[tuple[Place, Any]]) -> None:
     """Put values in their places; a dict keeps its identity, which torch's handles refer to."""
-    for (held, key), value in values:
-        own = held.get(key)
-        if value is MISSING:
-            held.pop(key, None)
-        elif isinstance(value, dict) and isinstance(own, dict):
+    for place, value in values:
+        own = value_at(place)
+        if isinstance(value, dict) and isinstance(own, dict):
             own.clear()
             own.update(value)
         else:
-            held[key] = value
+            put(place, value)
 
 
 @contextmanager
 def exchanged(values: Sequence[tuple[Place, Any]]) -> Iterator[None]:
     """Hold other values in these places; at the end restore the old ones."""
-    own = [((held, key), kept(held.get(key, MISSING))) for (held, key), _ in values]
-    put(values)
+    own = [(place, kept(value_at(place))) for place, _ in values]
+    put_each(values)
     try:
         yield
     finally:
-        put(own)
+        put_each(own)
 
 
 def hooked_in(module: nn.Module) -> set[str]:

@@ -37,7 +37,7 @@ from penstock.capture.forward.partial_forward import RunContext
 from penstock.capture.forward.stage_module import StageModule
 from penstock.capture.forward.whole_blocks import whole_blocks
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.record.recording import BlockCall, tensors_in
+from penstock.capture.record.recording import tensors_in
 from penstock.plan.plan import Plan
 from penstock.runtime.gradients.buckets import UNCOUNTED, make_groups, stages_of_parameters
 from penstock.runtime.processes.world import World, await_work
@@ -292,7 +292,10 @@ class GatheredCall(StageCall):
         place = next((i for i, path in enumerate(self._order) if path in names), len(self._order))
         if place < self._reached:
             self._reached = place
-            self._begin_before(place)
+            if place:
+                self._begin(self._order[place - 1])
+            elif self.earlier is not None:
+                self.earlier.begin()
 
     def begin_after(self, path: str) -> None:
         """Prefetch the units that are needed after those of a module; the first after ``""``."""
@@ -303,13 +306,6 @@ class GatheredCall(StageCall):
             self._begin(later[0])
         elif self.later is not None and not self.is_kept:
             self.later.begin()
-
-    def _begin_before(self, place: int) -> None:
-        """Prefetch the units that a backward needs after those of a place in the order."""
-        if place:
-            self._begin(self._order[place - 1])
-        elif self.earlier is not None:
-            self.earlier.begin()
 
     def begin(self) -> None:
         """Prefetch the units with which a forward of this part begins."""
@@ -404,7 +400,10 @@ class ParameterShards(Shards):
     def _called_once(self, module: StageModule) -> set[str]:
         """Modules whose single call is all the part's, and whose parameters none else reads."""
         record, part, tied = module.graph.recorded.record, module.part, self.tied.items()
-        blocks = whole_blocks(record, lambda block: is_within(block, part.first, part.last))
+        # A block all between two events, of which others use only the result.
+        blocks = whole_blocks(
+            record, lambda b: b.closed and part.first <= b.first and b.last <= part.last
+        )
         found = {path for path, calls in blocks.items() if len(calls) == 1}
         found |= {path for path in part.paths if record.counts[path] == 1}
         return {
@@ -450,11 +449,6 @@ class ParameterShards(Shards):
     def _after_backward(self, units: Sequence[Unit], _: object) -> None:
         for unit in units if self.in_backward is not None else ():
             unit.reduce()
-
-
-def is_within(block: BlockCall, first: int, last: int) -> bool:
-    """Return whether a block's call is all between two events, and others use only its result."""
-    return block.closed and first <= block.first and block.last <= last
 
 
 def module_of(name: str) -> str:

@@ -35,6 +35,10 @@ class RecomputeRun:
     recomputed: bool
     leaves: tuple[int, ...]
 
+    def leaves_of(self, work: StageInputs) -> tuple[tuple[torch.Tensor, ...], ...]:
+        """The leaves of the batch that it reads, by micro-batch."""
+        return tuple(tuple(own[i] for i in self.leaves) for own in work.leaves)
+
 
 def recompute_run(
     graph: LayerGraph, layers: range, program: StageProgram, *, recomputed: bool
@@ -97,7 +101,10 @@ class PartlyRecomputed(ModuleRunner):
             ModuleRunner(part.program, device, call=call, **for_parts)
             for part, call in zip(parts, calls, strict=True)
         ]
-        self._share_parameters = share_parameters(parts)
+        every = (p for part in parts for p in part.program.module.parameters())
+        trained = [id(parameter) for parameter in every if parameter.requires_grad]
+        # Then the gradient of a parameter arrives several times.
+        self._share_parameters = len(set(trained)) < len(trained)
         self._apart: frozenset[int] = frozenset()
         self._watch = watch
         self._by_block = by_block
@@ -111,7 +118,7 @@ class PartlyRecomputed(ModuleRunner):
         if self._watch is not None:
             self._apart = frozenset(range(len(work.rows)))
         for part, runner in zip(self._parts, self._runners, strict=True):
-            leaves = tuple(tuple(own[i] for i in part.leaves) for own in work.leaves)
+            leaves = part.leaves_of(work)
             recomputed = work.recomputed if part.recomputed else frozenset[int]()
             runner.begin(replace(work, leaves=leaves, recomputed=recomputed, last_backward=-1))
         self._runners[-1].loss_terms = self.loss_terms
@@ -202,14 +209,3 @@ def names(specs: Sequence[TensorSpec]) -> Iterator[str]:
 def detached(tensor: torch.Tensor | None) -> torch.Tensor | None:
     """The same values without autograd history."""
     return None if tensor is None else tensor.detach()
-
-
-def share_parameters(parts: Sequence[RecomputeRun]) -> bool:
-    """Return whether parts share a parameter, so that its gradient arrives several times."""
-    used: set[int] = set()
-    for part in parts:
-        own = {id(p) for p in part.program.module.parameters() if p.requires_grad}
-        if own & used:
-            return True
-        used |= own
-    return False

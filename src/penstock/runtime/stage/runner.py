@@ -201,7 +201,7 @@ class ModuleRunner:
         if borrowed:
             if not (self._call.gathers or (self._synchronised and work.training)):
                 return ()
-            received = row_of_zeros(self.program.received, work.lengths, self.device)
+            received = [s.zeros(1, work.lengths, self.device) for s in self.program.received]
         inputs = [tensor for tensor in received if tensor is not None]
         if not (work.training and self.has_work("B")):
             with torch.no_grad():
@@ -223,8 +223,8 @@ class ModuleRunner:
 
     def blank(self, micro_batch: int) -> Tensors:
         """Zeros in the place of what a forward of this micro-batch sends."""
-        work = self._work
-        return row_of_zeros(self.program.sent, work.lengths, self.device, work.rows[micro_batch])
+        rows, lengths = self._work.rows[micro_batch], self._work.lengths
+        return [spec.zeros(rows, lengths, self.device) for spec in self.program.sent]
 
     def recompute(self, micro_batch: int) -> Tensors:
         """Run the forward again with the same random numbers and without updating buffers again."""
@@ -238,14 +238,13 @@ class ModuleRunner:
         return ()
 
     def backward(self, micro_batch: int, gradients: Tensors) -> Tensors:
-        """Run the whole backward of ``micro_batch``."""
-        kept = self._kept.pop(micro_batch, None)
-        if kept is None:
-            self._finish_backward(micro_batch, [], [])
-            return ()
+        """Run the whole backward; the last one also starts the sums of complete buckets."""
+        kept = self._kept.pop(micro_batch, None) or Kept([], [])
         roots, seeds, around = self._seeds(micro_batch, kept, gradients)
-        with around:
-            self._finish_backward(micro_batch, roots, seeds)
+        with around, self._around_backward(micro_batch):
+            if roots:
+                with self._module.in_backward(micro_batch), self._call.in_backward():
+                    run_backward(roots, seeds)
         return self._input_gradients(kept)
 
     def backward_input(self, micro_batch: int, gradients: Tensors) -> Tensors:
@@ -338,8 +337,9 @@ class ModuleRunner:
         roots: list[GradientEdge] = []
         seeds: list[torch.Tensor] = []
         without: list[tuple[GradientEdge, TensorSpec]] = []
+        lengths = self._work.lengths
         if kept.borrowed:
-            gradients = row_of_zeros(self.program.sent, self._work.lengths, self.device)
+            gradients = [spec.zeros(1, lengths, self.device) for spec in self.program.sent]
         given: Tensors = gradients if kept.seed is None else [*gradients, kept.seed]
         for place, (root, gradient) in enumerate(zip(kept.roots, given, strict=False)):
             if root is not None and gradient is not None:
@@ -352,20 +352,10 @@ class ModuleRunner:
         reached = set[torch.Tensor]() if kept.borrowed else leaves_behind(roots)
         # The other replicas wait for this one's part in what they do together.
         for root, spec in without:
-            shape = spec.at(self._work.lengths).shape_for(self._work.rows[micro_batch])
             roots.append(root)
-            seeds.append(torch.zeros(shape, dtype=spec.dtype, device=self.device))
+            seeds.append(spec.zeros(self._work.rows[micro_batch], lengths, self.device))
         kept.idle = [tensor for tensor in kept.inputs if tensor not in reached]
         return roots, seeds, uncounted(p for p in self._module.parameters() if p not in reached)
-
-    def _finish_backward(
-        self, micro_batch: int, roots: list[GradientEdge], seeds: list[torch.Tensor]
-    ) -> None:
-        """Accumulate gradients; the last backward also starts the sums of complete buckets."""
-        with self._around_backward(micro_batch):
-            if roots:
-                with self._module.in_backward(micro_batch), self._call.in_backward():
-                    run_backward(roots, seeds)
 
     def _around_backward(self, micro_batch: int) -> AbstractContextManager[object]:
         if micro_batch == self._work.last_backward:
@@ -391,17 +381,6 @@ def leaves_behind(roots: Sequence[GradientEdge]) -> set[torch.Tensor]:
         seen |= more
         nodes += more
     return found
-
-
-def row_of_zeros(
-    specs: Sequence[TensorSpec], lengths: LengthsOf, device: torch.device, rows: int = 1
-) -> list[torch.Tensor]:
-    """Create what a stage receives or sends for a number of samples, all zero."""
-    shapes = [spec.at(lengths).shape_for(rows) for spec in specs]
-    return [
-        torch.zeros(shape, dtype=spec.dtype, device=device)
-        for spec, shape in zip(specs, shapes, strict=True)
-    ]
 
 
 class _Both:

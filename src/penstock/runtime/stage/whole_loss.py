@@ -65,7 +65,7 @@ class EndOfPipeline(ModuleRunner):
         """Discard the last iteration and take the inputs of the next."""
         super().begin(work)
         if self._first is not None:
-            self._network.begin(replace(work, leaves=leaves_of(work, self._first)))
+            self._network.begin(replace(work, leaves=self._first.leaves_of(work)))
         self._ends, self._slopes, self._forwards = {}, {}, 0
 
     def forward(self, micro_batch: int, received: Tensors) -> Tensors:
@@ -92,7 +92,7 @@ class EndOfPipeline(ModuleRunner):
         ]
         leaves: list[torch.Tensor] = []
         end = self._end.program
-        read = zip(end.batch_inputs, *leaves_of(work, self._end), strict=True)
+        read = zip(end.batch_inputs, *self._end.leaves_of(work), strict=True)
         for number, *own in read:
             shape, dtype = (work.samples, *own[0].shape[1:]), own[0].dtype
             has_values = number not in end.sized
@@ -123,7 +123,7 @@ class EndOfPipeline(ModuleRunner):
         One without samples is equal in all of them; it comes from the first sample's.
         """
         work = self._work
-        whole = torch.zeros(spec.shape_for(work.samples), dtype=spec.dtype, device=self.device)
+        whole = spec.zeros(work.samples, work.lengths, self.device)
         for micro_batch, tensor in own.items():
             rows = work.ranges[micro_batch]
             if spec.batch_dim >= 0:
@@ -190,11 +190,6 @@ class EndOfPipeline(ModuleRunner):
                 )
             }
             self._give_outputs(micro_batch, own, weight)
-
-
-def leaves_of(work: StageInputs, run: RecomputeRun) -> tuple[tuple[torch.Tensor, ...], ...]:
-    """The leaves of the batch that a part of the stage reads, by micro-batch."""
-    return tuple(tuple(own[i] for i in run.leaves) for own in work.leaves)
 
 
 def rows_of(spec: TensorSpec, tensor: torch.Tensor, rows: range) -> torch.Tensor:

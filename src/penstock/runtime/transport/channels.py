@@ -7,6 +7,7 @@ they cut rows out of a stage's results, and assemble the inputs of a stage from 
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_int16, c_int32, c_int64
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 import torch
@@ -27,19 +28,17 @@ class Places:
         self.sent = {spec.name: place for place, spec in enumerate(sent)}
 
 
+@dataclass(slots=True, eq=False)
 class Arrival:
     """One message to this rank, with its tensors from their arrival until an action takes them.
 
     ``inlet`` receives it from another rank (``None``: it comes from a stage of this rank).
     """
 
-    __slots__ = ("inlet", "message", "stream", "tensors")
-
-    def __init__(
-        self, message: Message, inlet: Inlet | None, stream: "PeerMessages | None"
-    ) -> None:
-        self.message, self.inlet, self.stream = message, inlet, stream
-        self.tensors: list[torch.Tensor | None] | None = None
+    message: Message
+    inlet: Inlet | None = None
+    stream: "PeerMessages | None" = None
+    tensors: list[torch.Tensor | None] | None = None
 
 
 @dataclass
@@ -82,10 +81,9 @@ class PipelineChannels:
                 arrival = Arrival(message, transport.inlet(message), stream)
                 self._arrivals[message] = arrival
                 stream.arrivals.append(arrival)
-        for messages_of_action in messages.incoming.values():
-            for message in messages_of_action:
-                if message.sender == device:
-                    self._arrivals[message] = Arrival(message, None, None)
+        for message in chain.from_iterable(messages.incoming.values()):
+            if message.sender == device:
+                self._arrivals[message] = Arrival(message)
 
     def begin(self) -> None:
         """Open the channels for one iteration; `proceed` then announces its messages."""

@@ -4,7 +4,7 @@ Both ends compute the parts of a message from the plan, the schedule and the cap
 only data is ever sent: no shapes, no sizes, no handshakes.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
@@ -19,7 +19,7 @@ from penstock.errors import BadInput
 from penstock.plan.plan import Plan, rank_pairs
 from penstock.plan.row_split import row_overlaps, row_ranges
 from penstock.runtime.micro_batches import BatchCut, cut_batch
-from penstock.schedule.action import Action, ActionKind
+from penstock.schedule.action import Action
 from penstock.schedule.message_order import in_planned_order, unit_times
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
@@ -104,8 +104,8 @@ class RankMessages:
     actions among them. Messages between stages of this rank are outgoing and incoming only.
     """
 
-    outgoing: dict[Action, tuple[Message, ...]]
-    incoming: dict[Action, tuple[Message, ...]]
+    outgoing: Mapping[Action, Sequence[Message]]
+    incoming: Mapping[Action, Sequence[Message]]
     planned: tuple[Message | Action, ...]
 
 
@@ -152,36 +152,30 @@ def messages_of_rank(
             incoming.setdefault(target, []).append(message)
         if (message.sender == rank) != (message.receiver == rank):
             passing.append((source, message.sender, message))
-    return RankMessages(
-        {action: tuple(messages) for action, messages in outgoing.items()},
-        {action: tuple(messages) for action, messages in incoming.items()},
-        in_planned_order(passing, unit_times(schedule.orders, shape)),
-    )
+    times = unit_times(schedule.orders, shape)
+    return RankMessages(outgoing, incoming, in_planned_order(passing, times))
 
 
 def messages_between_actions(
     plan: Plan, boundaries: Sequence[BoundaryTensors], schedule: Schedule, cut: BatchCut
 ) -> Iterator[tuple[Action, Action, Message]]:
     """Every message of an iteration, with the action that sends it and the one that needs it."""
-    backward_kind: dict[tuple[int, int], ActionKind] = {
-        (action.stage, action.micro_batch): action.kind
+    passing = {
+        ("F" if action.kind == "F" else "B", action.stage, action.micro_batch): action
         for order in schedule.orders
         for action in order
-        if action.kind in "BI"
+        if action.kind in "FBI"
     }
-
-    def action_of(message: Message, stage: int) -> Action:
-        if message.kind == "F":
-            return Action("F", stage, message.micro_batch)
-        return Action(backward_kind[stage, message.micro_batch], stage, message.micro_batch)
-
     for micro_batch in range(len(cut.micro_batches)):
         for boundary in boundaries:
             for message in messages_across(boundary, plan, cut, micro_batch):
-                if message.kind == "F" or backward_kind:
-                    ends = message.sender_stage, message.receiver_stage
-                    source, target = (action_of(message, stage) for stage in ends)
-                    yield source, target, message
+                source = passing.get((message.kind, message.sender_stage, micro_batch))
+                if source is not None:  # else an evaluation has no backwards
+                    yield (
+                        source,
+                        passing[message.kind, message.receiver_stage, micro_batch],
+                        message,
+                    )
 
 
 def messages_across(
@@ -206,10 +200,7 @@ def messages_across(
         for spec in boundary.tensors:
             if spec.batch_dim < 0:
                 if (i, j) in shared:
-                    everything = range(0)
-                    parts.append(
-                        MessagePart(spec, spec.shape, -1, everything, everything, spec.shape)
-                    )
+                    parts.append(part_of(spec, 0))
             elif (i, j) in overlap:
                 parts.append(row_part(spec, overlap[i, j], have, need, i, j))
         here, there = plan.ranks_of(senders[i]), plan.ranks_of(receivers[j])
@@ -302,5 +293,6 @@ def rare_messages(
 
 
 def part_of(spec: TensorSpec, rows: int) -> MessagePart:
+    """A whole tensor of this number of rows; all of one without a batch dimension."""
     shape = spec.shape_for(rows)
     return MessagePart(spec, shape, spec.batch_dim, range(rows), range(rows), shape)

@@ -104,7 +104,8 @@ class LayersInspected:
         """Look at what a layer has made of a micro-batch."""
         program, gradient = layer.program, ""
         if kind == "forward":
-            bad = not are_sound(made, program.sent) or has_bad_loss(layer)
+            counted = [term.loss for term in layer.loss_terms[-1:] if term.weight > 0]
+            bad = not (are_sound(made, program.sent) and all(map(is_finite, counted)))
         else:
             for name, parameter in program.module.named_parameters():
                 # Gradients are added up, so each is bad in all micro-batches after the first.
@@ -144,12 +145,6 @@ def are_sound(tensors: Tensors, specs: Sequence[TensorSpec]) -> bool:
             if bad.any():
                 return False
     return True
-
-
-def has_bad_loss(layer: ModuleRunner) -> bool:
-    """Return whether the layer's latest loss is not finite, and counts."""
-    latest = layer.loss_terms[-1] if layer.loss_terms else None
-    return latest is not None and bool(latest.weight > 0) and not is_finite(latest.loss)
 
 
 def nan_in(batches: Batches) -> str:

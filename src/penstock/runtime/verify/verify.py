@@ -129,7 +129,8 @@ def reference_of(
     name = ""
     found: Reference | None = None
     if world.rank == 0:
-        no_room = lacking(engine, batches, samples_of(batches), double=double)
+        rows = sum(leaves[0].shape[0] for leaves in batches)
+        no_room = lacking(engine, batches, rows, double=double)
         reason = (
             graph.mixing or own_entries(graph.call.layout, batches) or (NO_ROOM if no_room else "")
         )
@@ -298,10 +299,6 @@ def memory_for_reference(
         most = max(map(len, micro_batch_rows(engine, batches)))
         why = lacking(engine, batches[:1], most, double=double)
     return engine.world.broadcast(why)
-
-
-def samples_of(batches: Sequence[Sequence[torch.Tensor]]) -> int:
-    return sum(leaves[0].shape[0] for leaves in batches)
 
 
 def lacking(

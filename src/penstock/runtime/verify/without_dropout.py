@@ -24,7 +24,9 @@ class WithoutDropout(TorchCalls):
         given, named = args, dict(kwargs)
         self.dropped |= drops(func, args, named)
         if func in DROPOUTS:
-            given = without_p(args, named)
+            if "p" in named or len(args) == 1:
+                named["p"] = 0.0
+            given = with_zero_at(1, args)
         elif func in ATTENTIONS:
             given = with_zero_at(ATTENTIONS[func], args)
             if "dropout_p" in named:
@@ -50,13 +52,6 @@ def drops(func: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any
         at = place_of_recurrent(args)
         return args[at] > 0 and args[at + 1]
     return False
-
-
-def without_p(args: Sequence[Any], named: dict[str, Any]) -> Sequence[Any]:
-    """The arguments of a dropout with a probability of zero."""
-    if "p" in named or len(args) == 1:
-        named["p"] = 0.0
-    return with_zero_at(1, args)
 
 
 def with_zero_at(place: int, args: Sequence[Any]) -> Sequence[Any]:

@@ -124,7 +124,6 @@ class SharedMemoryTransport:
         }
         self._from = {peer: SlotRing(segments.own, peer) for peer in segments.own.rings}
         self._unsent: dict[int, deque[torch.Tensor]] = {peer: deque() for peer in self._into}
-        self._unsent_count = 0
 
     @classmethod
     def opened(
@@ -211,42 +210,34 @@ class SharedMemoryTransport:
 
     def _send(self, peer: int, tensors: Sequence[torch.Tensor]) -> None:
         """Copy into free slots of the ring; the rest follows when this rank waits or sends."""
-        ring = self._into[peer]
-        unsent = self._unsent[peer]
-        if unsent:
-            self._flush_one(peer)
         for tensor in tensors:
-            for piece in pieces(tensor.detach(), ring.slot_bytes):
-                if not unsent and ring.has_free_slot():
-                    ring.slot(ring.head, piece.dtype, tuple(piece.shape)).copy_(piece)
-                    ring.head += 1
-                else:
-                    unsent.append(piece)
-                    self._unsent_count += 1
-        self._publish(peer, ring)
+            self._unsent[peer] += pieces(tensor.detach(), self._into[peer].slot_bytes)
+        self._flush_one(peer)
 
     def _take(self, ring: SlotRing, message: Message) -> list[torch.Tensor]:
         tensors: list[torch.Tensor] = []
         for part in message.parts:
-            if not part.bytes:
-                tensors.append(torch.empty(part.shape, dtype=part.dtype, device=self._device))
-            elif part.bytes <= ring.slot_bytes:
+            if 0 < part.bytes <= ring.slot_bytes:
                 self._await_slot(ring, message)
                 tensors.append(ring.slot(ring.tail, part.dtype, part.shape).clone())
                 self._release_slot(ring, message.sender)
-            else:
-                tensors.append(self._receive_pieces(ring, message, part.shape, part.dtype))
+                continue
+            whole = torch.empty(part.shape, dtype=part.dtype, device=self._device)
+            for piece in pieces(whole, ring.slot_bytes):
+                self._await_slot(ring, message)
+                piece.copy_(ring.slot(ring.tail, part.dtype, tuple(piece.shape)))
+                self._release_slot(ring, message.sender)
+            tensors.append(whole)
         return tensors
 
     def drain(self) -> None:
-        if not self._unsent_count:
-            return
         owing = [str(peer) for peer, unsent in self._unsent.items() if unsent]
-        self.segments.wait(
-            lambda: not self._unsent_count,
-            lambda: f"room to send to rank {', '.join(owing)}",
-            advance=self._flush,
-        )
+        if owing:
+            self.segments.wait(
+                lambda: not any(self._unsent.values()),
+                lambda: f"room to send to rank {', '.join(owing)}",
+                advance=self._flush,
+            )
 
     def announce(self, values: list[float], what: str) -> Callable[[], list[list[float]]]:
         return self.segments.announce(values, what, self._flush)
@@ -264,16 +255,6 @@ class SharedMemoryTransport:
         """Close the handles; the memory is freed when the last process closes it."""
         self.segments.close()
 
-    def _receive_pieces(
-        self, ring: SlotRing, message: Message, shape: tuple[int, ...], dtype: torch.dtype
-    ) -> torch.Tensor:
-        whole = torch.empty(shape, dtype=dtype, device=self._device)
-        for piece in pieces(whole, ring.slot_bytes):
-            self._await_slot(ring, message)
-            piece.copy_(ring.slot(ring.tail, dtype, tuple(piece.shape)))
-            self._release_slot(ring, message.sender)
-        return whole
-
     def _await_slot(self, ring: SlotRing, message: Message) -> None:
         """Wait until a slot can be read; ``ring.head`` caches the latest counter value."""
         if ring.head > ring.tail:
@@ -290,19 +271,12 @@ class SharedMemoryTransport:
 
     def _own_work(self) -> Callable[[], bool] | None:
         """Return the work for the time of a wait for a message; see `Segments.wait`."""
-        return self._flush if self._unsent_count else None
+        return self._flush if any(self._unsent.values()) else None
 
     def _release_slot(self, ring: SlotRing, peer: int) -> None:
-        ring.tail += 1
-        ring.counters[TAIL] = ring.tail
+        ring.tail = ring.counters[TAIL] = ring.tail + 1
         segment = self.segments.peers[peer]
         if segment.words[ASLEEP] == 2:
-            segment.wake()
-
-    def _publish(self, peer: int, ring: SlotRing) -> None:
-        ring.counters[HEAD] = ring.head
-        segment = self.segments.peers[peer]
-        if segment.words[ASLEEP]:
             segment.wake()
 
     def _flush(self) -> bool:
@@ -310,18 +284,20 @@ class SharedMemoryTransport:
         for peer, unsent in self._unsent.items():
             if unsent:
                 self._flush_one(peer)
-        return self._unsent_count > 0
+        return any(self._unsent.values())
 
     def _flush_one(self, peer: int) -> None:
         ring, unsent = self._into[peer], self._unsent[peer]
         before = ring.head
         while unsent and ring.has_free_slot():
             piece = unsent.popleft()
-            self._unsent_count -= 1
             ring.slot(ring.head, piece.dtype, tuple(piece.shape)).copy_(piece)
             ring.head += 1
         if ring.head != before:
-            self._publish(peer, ring)
+            ring.counters[HEAD] = ring.head
+            segment = self.segments.peers[peer]
+            if segment.words[ASLEEP]:
+                segment.wake()
 
 
 def pieces(tensor: torch.Tensor, limit_bytes: int) -> Sequence[torch.Tensor]:

@@ -113,7 +113,9 @@ class StagedTransport(SharedMemoryTransport):
         memories = [ring.whole() for ring in (*self._into.values(), *self._from.values())]
         self._pinned = [memory for memory in memories if pinned(memory, self._device)]
         self._leaving, self._entering = CopyStream(self._device), CopyStream(self._device)
-        self._sender = CopyThread("sends", segments.own, self._launch_all)
+        self._sender = CopyThread(
+            "sends", segments.own, lambda: any([self._launch(peer) for peer in self._unsent])
+        )
         self._receiver = CopyThread("receives", segments.own, lambda: False)
 
     def outlet(self, message: Message) -> Callable[[Sequence[torch.Tensor]], None]:
@@ -157,9 +159,6 @@ class StagedTransport(SharedMemoryTransport):
                 self._unsent[peer] += pieces(tensor, slot_bytes)
             self._launch(peer)
             self._sender.changed.notify()
-
-    def _launch_all(self) -> bool:
-        return any([self._launch(peer) for peer in self._unsent])
 
     def _launch(self, peer: int) -> bool:
         """Launch copies into the free slots of a ring; returns whether some are left."""
