@@ -4,9 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from advice_strategies import clusters
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planning_strategies import clusters
 
 from penstock.cluster import toml_file
 from penstock.cluster.cluster import Cluster, Device, Host, Link, unknown_memory_words
