@@ -22,7 +22,7 @@ from math import prod
 from typing import Any, TypeAlias
 
 import torch
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry
 
 from penstock.capture.contract import Batch, StageProgram
 from penstock.capture.layer_graph import LayerGraph
@@ -60,17 +60,6 @@ from penstock.torch_internals import (
 )
 
 
-def _cpu_attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    """Operations of attention on the CPU, which PyTorch's table does not contain."""
-    return sdpa_flop_count(query.shape, key.shape, value.shape)
-
-
-def _cpu_attention_backward(
-    gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any
-) -> int:
-    return sdpa_backward_flop_count(gradient.shape, query.shape, key.shape, value.shape)
-
-
 def _experts(rows: Any, weights: Any, *_: Any, **__: Any) -> float:
     """Product of each row with one of several matrices, or (backward) of each part with its own."""
     return 2 * rows.numel() * weights.shape[-1]
@@ -94,8 +83,10 @@ def _attention_backward(
 
 OPERATIONS: dict[Any, Callable[..., float]] = {
     **flop_registry,
-    CPU_ATTENTION: _cpu_attention,
-    CPU_ATTENTION_BACKWARD: _cpu_attention_backward,
+    CPU_ATTENTION: flop_registry[torch.ops.aten._scaled_dot_product_flash_attention],
+    CPU_ATTENTION_BACKWARD: flop_registry[
+        torch.ops.aten._scaled_dot_product_flash_attention_backward
+    ],
     GROUPED_PRODUCT: _experts,
     ATTENTION: _attention,
     ATTENTION_BACKWARD: _attention_backward,
