@@ -193,16 +193,11 @@ def estimates_for(
     """
     kinds = list(dict.fromkeys(device.kind for each in clusters for device in each.devices))
     found = dict(zip(kinds, estimate_job(job, kinds), strict=True))
-
-    def seconds(kind: str) -> float:
-        known = found[kind]
-        return known.work_s(range(len(known.layers)), known.batch_size)
-
-    def at_own_speed(cluster: Cluster) -> Cluster:
-        first_s = seconds(cluster.devices[0].kind)
-        return with_devices(cluster, lambda d: replace(d, speed=first_s / seconds(d.kind)))
-
-    return [found[each.devices[0].kind] for each in clusters], list(map(at_own_speed, clusters))
+    profiles = [found[each.devices[0].kind] for each in clusters]
+    return profiles, [
+        with_devices(each, lambda d, own=own: replace(d, speed=own.whole_s / found[d.kind].whole_s))
+        for each, own in zip(clusters, profiles, strict=True)
+    ]
 
 
 def estimated_profile(job: Job, graph: LayerGraph, device: str) -> ModelProfile:
