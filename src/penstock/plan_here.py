@@ -127,7 +127,9 @@ class KeptPlans:
                 str([(n, tuple(t.shape), t.dtype) for n, t in named_tensors(graph.model)])
             ),
         }
-        self.path = cache_folder() / f"{digest(str(self.key))}.json"
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        folder = Path(os.environ.get("PENSTOCK_CACHE") or Path(home, "penstock"))
+        self.path = folder / f"{digest(str(self.key))}.json"
         self.kept: dict[str, Any] = {}
         if world.rank == 0:
             with suppress(BadInput):
@@ -167,13 +169,6 @@ class KeptPlans:
 
 def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def cache_folder() -> Path:
-    """The folder of the cache: ``PENSTOCK_CACHE``, or the user's own folder for such files."""
-    if own := os.environ.get("PENSTOCK_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
 
 
 def problem_under(

@@ -197,7 +197,7 @@ def test_a_cluster_of_explicit_links_alone_needs_no_ports():
         ([*all_pairs(3), Link(1, 1, 5.0)], ["link 1 -> 1", "itself"]),
         ([Link(0, 1, 0.0)], ["link 0 -> 1", "rate 0.0", "> 0"]),
         ([Link(0, 1, float("nan"))], ["link 0 -> 1", "nan"]),
-        ([Link(0, 1, 1.0, float("nan"))], ["link 0 -> 1", "latency nan"]),
+        ([Link(0, 1, 1.0, float("nan"))], ["link 0 -> 1", "latency_s is nan"]),
         ([Link(0, 3, 1.0)], ["link 0 -> 3", "0..2"]),
     ],
 )

@@ -15,7 +15,6 @@ from penstock.plan.problem import AS_FAST, PlanningProblem, Score
 from penstock.plan.throughput import NOT_KNOWN, Throughput, throughput_of
 from penstock.planners.find_plan import find_plan
 from penstock.planners.spp.bound import is_spp_order, spp_bound_s
-from penstock.profile.model_profile import ModelProfile
 from penstock.simulate.by_length import LengthPrediction, expected_s, predict_lengths
 from penstock.simulate.score import make_score, predict_plan
 from penstock.simulate.simulation import Prediction, simulate_plan
@@ -199,19 +198,25 @@ def assess_plan(
     with_timeline: bool = True,
 ) -> PlannedPipeline:
     """``plan`` with the simulator's prediction, the bound of its problem, and its baselines."""
-
-    def of_length(profile: ModelProfile) -> float:
-        own = replace(problem, profile=profile)
-        return predict_plan(own, plan, with_timeline=False).iteration_s
-
     if any(stage.in_turn for stage in plan.stages):
         # Bounds are about micro-batches that are split, whose rows limit the devices of a stage.
         bound = LowerBound(0.0, "no bound where devices take whole micro-batches in turn")
     elif any(stage.sharding == "parameters" for stage in plan.stages):
         bound = lower_bound(replace(problem, sharding="parameters"))
     prediction = predict_plan(problem, plan, with_timeline=with_timeline)
-    by_length = predict_lengths(problem.profile, of_length)
+    by_length = predict_lengths(
+        problem.profile,
+        lambda at: (
+            predict_plan(replace(problem, profile=at), plan, with_timeline=False).iteration_s
+        ),
+    )
     mean_s = expected_s(by_length) if by_length else prediction.iteration_s
+    on_host = None
+    if plan.state_on == "host":
+        other = predict_plan(problem, with_state_on(plan, "device"), with_timeline=False)
+        peaks = zip(other.peak_memory_bytes, prediction.peak_memory_bytes, strict=True)
+        saved = tuple(more - own for more, own in peaks)
+        on_host = HostStatePrice(saved, prediction.iteration_s - other.iteration_s)
     return PlannedPipeline(
         plan,
         prediction,
@@ -222,15 +227,5 @@ def assess_plan(
         problem.memory_reserve,
         throughput_of(problem.profile, problem.cluster, plan.devices, plan.global_batch, mean_s),
         problem.optimizer_bytes_per_parameter_byte,
-        host_state_price(plan, prediction, problem) if plan.state_on == "host" else None,
+        on_host,
     )
-
-
-def host_state_price(
-    plan: Plan, prediction: Prediction, problem: PlanningProblem
-) -> HostStatePrice:
-    """A plan's prediction beside that with the optimizer's state on the devices."""
-    other = predict_plan(problem, with_state_on(plan, "device"), with_timeline=False)
-    peaks = zip(other.peak_memory_bytes, prediction.peak_memory_bytes, strict=True)
-    saved = tuple(more - own for more, own in peaks)
-    return HostStatePrice(saved, prediction.iteration_s - other.iteration_s)

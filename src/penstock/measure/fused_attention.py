@@ -97,7 +97,7 @@ def _attend(
 
 
 def attention_operations(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool, **_: object
 ) -> float:
     """Operations of the forward: two matrix products a head, half of that if causal.
 
