@@ -109,7 +109,7 @@ def test_every_preset_survives_a_round_trip(name: str, tmp_path: Path):
         (
             "count = 8",
             "on_chip_memory = -1.0",
-            ["'a0'", "on_chip_memory -1.0", ">= 0"],
+            ["'a0'", "on_chip_memory is -1.0", ">= 0"],
         ),
         (
             "count = 8",

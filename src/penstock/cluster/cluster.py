@@ -398,6 +398,11 @@ def model_and_memory(kind: str) -> tuple[frozenset[str], str]:
     return model - {memory}, memory
 
 
-def same_memory(one: str, other: str) -> bool:
-    """Return whether two names do not say different memories."""
-    return not (one and other) or one == other
+def may_be(kind: str, own: str, *, exactly: bool = False) -> bool:
+    """Return whether two names of devices may be those of one kind.
+
+    One may name the model with more words than the other, unless ``exactly``; and the memory.
+    """
+    (model, memory), (own_model, own_memory) = map(model_and_memory, (kind, own))
+    longer = not exactly and (own_model < model or model < own_model)
+    return (model == own_model or longer) and (not (memory and own_memory) or memory == own_memory)

@@ -41,7 +41,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from penstock.cluster.cluster import model_and_memory, same_memory
+from penstock.cluster.cluster import may_be
 from penstock.errors import BadInput
 from penstock.files import Entry, Table, check_document, parse_toml, read_text
 
@@ -168,7 +168,7 @@ def hardware_named(name: str) -> Hardware:
     if name.endswith(".toml"):
         return hardware_of(name)
     meant = [known for known in HARDWARE if name and simple(known).startswith(simple(name))]
-    meant = meant or [known for known in HARDWARE if is_called(known, name)]
+    meant = meant or [known for known in HARDWARE if may_be(known, name, exactly=True)]
     if len(meant) == 1 or name in HARDWARE:
         return HARDWARE[name if name in HARDWARE else meant[0]]
     hint = f"did you mean {' or '.join(meant)}?" if meant else f"use one of {', '.join(HARDWARE)}"
@@ -186,12 +186,6 @@ def hardware_of(path: str) -> Hardware:
         usual = {f.name: getattr(like, f.name) for f in fields(like) if f.default is not MISSING}
         document["hardware"] = usual | {"processors": 0} | table
     return check_document(HardwareFile, document, path).hardware
-
-
-def is_called(known: str, name: str) -> bool:
-    """Return whether a driver may refer to a known device by a name."""
-    (model, memory), (own_model, own_memory) = map(model_and_memory, (known, name))
-    return model == own_model and same_memory(memory, own_memory)
 
 
 def simple(name: str) -> str:

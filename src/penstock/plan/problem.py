@@ -6,7 +6,7 @@ from functools import cached_property
 from math import inf
 from typing import Literal, TypeAlias, TypeVar, cast
 
-from penstock.cluster.cluster import Cluster, model_and_memory, same_memory, with_memory_reserve
+from penstock.cluster.cluster import Cluster, may_be, with_memory_reserve
 from penstock.errors import BadInput
 from penstock.plan.choices import choice_refusal
 from penstock.plan.ordering import blocks_refusal
@@ -301,12 +301,6 @@ def foreign_kinds(profile: ModelProfile, cluster: Cluster) -> list[str]:
     kinds = {device.kind: device.speed for device in cluster.devices}
     other = [kind for kind in kinds if own and not may_be(kind, own)]
     return [kind for kind in other if kinds[kind] == 1.0 or len(other) == len(kinds)]
-
-
-def may_be(kind: str, own: str) -> bool:
-    """Return whether two names of devices may be those of one kind."""
-    (model, memory), (own_model, own_memory) = map(model_and_memory, (kind, own))
-    return (own_model <= model or model <= own_model) and same_memory(memory, own_memory)
 
 
 Score: TypeAlias = Callable[[Plan], float]
