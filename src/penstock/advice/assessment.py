@@ -15,6 +15,7 @@ from penstock.plan.problem import AS_FAST, PlanningProblem, Score
 from penstock.plan.throughput import NOT_KNOWN, Throughput, throughput_of
 from penstock.planners.find_plan import find_plan
 from penstock.planners.spp.bound import is_spp_order, spp_bound_s
+from penstock.profile.model_profile import ModelProfile
 from penstock.simulate.by_length import LengthPrediction, expected_s, predict_lengths
 from penstock.simulate.score import make_score, predict_plan
 from penstock.simulate.simulation import Prediction, simulate_plan
@@ -198,18 +199,18 @@ def assess_plan(
     with_timeline: bool = True,
 ) -> PlannedPipeline:
     """``plan`` with the simulator's prediction, the bound of its problem, and its baselines."""
+
+    def of_length(profile: ModelProfile) -> float:
+        own = replace(problem, profile=profile)
+        return predict_plan(own, plan, with_timeline=False).iteration_s
+
     if any(stage.in_turn for stage in plan.stages):
         # Bounds are about micro-batches that are split, whose rows limit the devices of a stage.
         bound = LowerBound(0.0, "no bound where devices take whole micro-batches in turn")
     elif any(stage.sharding == "parameters" for stage in plan.stages):
         bound = lower_bound(replace(problem, sharding="parameters"))
     prediction = predict_plan(problem, plan, with_timeline=with_timeline)
-    by_length = predict_lengths(
-        problem.profile,
-        lambda at: (
-            predict_plan(replace(problem, profile=at), plan, with_timeline=False).iteration_s
-        ),
-    )
+    by_length = predict_lengths(problem.profile, of_length)
     mean_s = expected_s(by_length) if by_length else prediction.iteration_s
     on_host = None
     if plan.state_on == "host":

@@ -14,11 +14,7 @@ from penstock.plan.in_words import plan_words
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.planners.find_plan import TimeLimit, find_plan
-from penstock.planners.problem import (
-    check_schedule,
-    member_named,
-    schedules_named,
-)
+from penstock.planners.problem import check_schedule, member_named, schedules_named
 from penstock.planners.search.judge import SearchStep
 from penstock.planners.search.search import PLANNERS
 from penstock.simulate.score import make_score

@@ -67,11 +67,7 @@ from penstock.train.plan_job import (
     predict_step,
     problem_of,
 )
-from penstock.train.profile_job import (
-    check_device,
-    cluster_for,
-    cost_job,
-)
+from penstock.train.profile_job import check_device, cluster_for, cost_job
 from penstock.train.run_directory import RunDirectory, latest_run, new_run
 from penstock.train.train_request import Log, TrainRequest, TrainResult
 from penstock.train.training_loop import (
