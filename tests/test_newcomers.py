@@ -126,7 +126,7 @@ def test_what_newcomers_add_is_a_file_and_a_line_each(tmp_path: Path) -> None:
     (package / "cluster" / "presets" / "cards.toml").write_text(CLUSTER)
     add_line(
         package / "measure" / "hardware.py",
-        before='    Hardware(\n        *("cpu"',
+        before='    Hardware("cpu"',
         line='    gpu("Card-192GB", (9e13, 12e14, 3e12), 192e9, H100_SHARES, "made up"),\n',
     )
     done = subprocess.run(

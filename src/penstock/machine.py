@@ -66,40 +66,29 @@ def processor_name(root: Path = ROOT) -> str:
 
 def granted_cores(root: Path = ROOT, variables: Mapping[str, str] = os.environ) -> float:
     """The cores that control groups and Slurm grant, to whichever the process is bound; or inf."""
-    groups = (quota(folder, version_2) for folder, version_2 in control_groups("cpu", root))
-    return min([*groups, number(variables, "SLURM_CPUS_ON_NODE") or inf])
-
-
-def quota(folder: Path, version_2: bool) -> float:
-    """The cores that one control group may keep busy; infinite without a limit."""
-    if version_2:
-        limit, _, period = text_of(folder / "cpu.max").partition(" ")
-    else:
-        limit, period = text_of(folder / "cpu.cfs_quota_us"), text_of(folder / "cpu.cfs_period_us")
-    return int(limit) / int(period) if limit.isdigit() and period.isdigit() else inf
+    granted = [float(number(variables, "SLURM_CPUS_ON_NODE") or inf)]
+    for folder, version_2 in control_groups("cpu", root):
+        names = ("cpu.max",) if version_2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        limit, _, period = " ".join(text_of(folder / name) for name in names).partition(" ")
+        if limit.isdigit() and period.isdigit():
+            granted.append(int(limit) / int(period))
+    return min(granted)
 
 
 def free_host_memory(root: Path = ROOT) -> FreeMemory:
     """The free memory under the tightest limit; infinite if the system reports none."""
-    found = [FreeMemory(inf, ""), *within_host(root), *within_limits(root)]
-    found += [left for group in control_groups("memory", root) for left in within_group(*group)]
-    return min(found, key=lambda free: free.bytes)
-
-
-def within_host(root: Path) -> Iterator[FreeMemory]:
-    """The free memory of the host, including caches that it can drop."""
+    # The host's includes caches that it can drop; then the limits on this process (``ulimit``).
+    found = [FreeMemory(inf, "")]
     available = kilobytes(root / "proc" / "meminfo", "MemAvailable")
     if available is not None:
-        yield FreeMemory(available, "free memory of the host")
-
-
-def within_limits(root: Path) -> Iterator[FreeMemory]:
-    """The memory that is left under the limits on this process (``ulimit``)."""
+        found.append(FreeMemory(available, "free memory of the host"))
     for name, kind, counted in PROCESS_LIMITS:
         limit, _ = resource.getrlimit(kind)
         used = kilobytes(root / "proc" / "self" / "status", counted)
         if limit != resource.RLIM_INFINITY and used is not None:
-            yield FreeMemory(max(0.0, limit - used), name)
+            found.append(FreeMemory(max(0.0, limit - used), name))
+    found += [left for group in control_groups("memory", root) for left in within_group(*group)]
+    return min(found, key=lambda free: free.bytes)
 
 
 def within_group(folder: Path, version_2: bool) -> Iterator[FreeMemory]:

@@ -127,7 +127,9 @@ class KeptPlans:
                 str([(n, tuple(t.shape), t.dtype) for n, t in named_tensors(graph.model)])
             ),
         }
-        self.path = cache_folder() / f"{digest(str(self.key))}.json"
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        folder = Path(os.environ.get("PENSTOCK_CACHE") or Path(home, "penstock"))
+        self.path = folder / f"{digest(str(self.key))}.json"
         self.kept: dict[str, Any] = {}
         if world.rank == 0:
             with suppress(BadInput):
@@ -150,9 +152,8 @@ class KeptPlans:
     def planned(self, costs: Costs, constraints: Constraints) -> str:
         """A new plan as JSON, with a line about it, which is kept."""
         profile, cluster = costs
-        problem = problem_under(
-            constraints, profile, cluster, self._samples, self._sizes, self._state_bytes
-        )
+        own = PlanningProblem(profile, cluster, self._samples, self._sizes, self._state_bytes)
+        problem = problem_under(constraints, own)
         plan, words = found_plan(problem, constraints.planner)
         found = {"plan": plan_to_json(plan), "words": words}
         if self.kept.get("cluster") != cluster_text(cluster):
@@ -169,36 +170,18 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def cache_folder() -> Path:
-    """The folder of the cache: ``PENSTOCK_CACHE``, or the user's own folder for such files."""
-    if own := os.environ.get("PENSTOCK_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
-
-
-def problem_under(
-    constraints: Constraints,
-    profile: ModelProfile,
-    cluster: Cluster,
-    batch: int,
-    sizes: Sequence[int],
-    state: float,
-    kept_on_device: float = 0.0,
-) -> PlanningProblem:
-    """The problem of a plan that is trained here, with micro-batches of these ``sizes``.
-
-    ``state`` is the bytes that the optimizer keeps for each byte of parameters.
-    """
+def problem_under(constraints: Constraints, own: PlanningProblem) -> PlanningProblem:
+    """The problem of a plan that is trained here, with costs, batch and optimizer of ``own``."""
     asked = asdict(constraints)
     del asked["remeasure"]
     return planning_problem(
-        profile,
-        cluster,
-        batch,
-        micro_batch_sizes=sizes,
-        optimizer_bytes_per_parameter_byte=state,
-        kept_on_device=kept_on_device,
-        as_fast=SHARED_CORES_ERROR if cluster.slowing_hosts else PREDICTION_ERROR,
+        own.profile,
+        own.cluster,
+        own.global_batch,
+        micro_batch_sizes=own.micro_batch_sizes,
+        optimizer_bytes_per_parameter_byte=own.optimizer_bytes_per_parameter_byte,
+        kept_on_device=own.kept_on_device,
+        as_fast=SHARED_CORES_ERROR if own.cluster.slowing_hosts else PREDICTION_ERROR,
         **asked,
     )
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from advice_strategies import clusters
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planning_strategies import clusters
 
 from penstock.cluster import toml_file
 from penstock.cluster.cluster import Cluster, Device, Host, Link, unknown_memory_words
@@ -109,7 +109,7 @@ def test_every_preset_survives_a_round_trip(name: str, tmp_path: Path):
         (
             "count = 8",
             "on_chip_memory = -1.0",
-            ["'a0'", "on_chip_memory -1.0", ">= 0"],
+            ["'a0'", "on_chip_memory is -1.0", ">= 0"],
         ),
         (
             "count = 8",
@@ -197,7 +197,7 @@ def test_a_cluster_of_explicit_links_alone_needs_no_ports():
         ([*all_pairs(3), Link(1, 1, 5.0)], ["link 1 -> 1", "itself"]),
         ([Link(0, 1, 0.0)], ["link 0 -> 1", "rate 0.0", "> 0"]),
         ([Link(0, 1, float("nan"))], ["link 0 -> 1", "nan"]),
-        ([Link(0, 1, 1.0, float("nan"))], ["link 0 -> 1", "latency nan"]),
+        ([Link(0, 1, 1.0, float("nan"))], ["link 0 -> 1", "latency_s is nan"]),
         ([Link(0, 3, 1.0)], ["link 0 -> 3", "0..2"]),
     ],
 )

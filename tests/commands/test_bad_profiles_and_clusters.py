@@ -51,7 +51,7 @@ def test_a_name_that_is_no_model_is_refused_with_the_nearest(penstock: Penstock)
     [
         ('"10 Gb/s"', '"10 Gp/s"', ["port_bandwidth", "unknown unit 'Gp/s'", "Gb/s"]),
         ('"10 Gb/s"', '"0 Gb/s"', ["device 0 cannot reach device 1", "'a0'", "rate > 0"]),
-        ('"10 Gb/s"', '"-1 Gb/s"', ["'a0'", "port_bandwidth", "> 0"]),
+        ('"10 Gb/s"', '"-1 Gb/s"', ["'a0'", "port_bandwidth", ">= 0"]),
         ('port_bandwidth = "10 Gb/s"', "", ["device 0 cannot reach device 1", "add the link"]),
         ('"1 GB"', '"1 Gb"', ["memory", "unknown unit 'Gb'"]),
         ('"1 GB"', '"0 GB"', ["'small'", "memory 0.0", "> 0"]),

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from advice_strategies import problems
 from bound_strategies import bound_problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planning_strategies import problems
 from reference.stage_formula import StageFormula
 
 from penstock.costs.stage_costs import (

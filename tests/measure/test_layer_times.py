@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from penstock.capture import stand_ins
 from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
+from penstock.capture.record import stand_ins
 from penstock.errors import BadInput
 from penstock.measure import layer_times
 from penstock.measure.layer_runs import LayerRun, RunSettings

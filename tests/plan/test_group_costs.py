@@ -4,9 +4,9 @@ from dataclasses import replace
 from itertools import combinations
 
 import pytest
-from advice_strategies import problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planning_strategies import problems
 
 from penstock.core.native import transfer_s
 from penstock.costs.stage_costs import (

@@ -5,8 +5,8 @@ from math import inf
 from typing import Any
 
 import pytest
-from advice_strategies import problems
 from hypothesis import given, settings
+from planning_strategies import problems
 
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.cluster.toml_file import find_cluster

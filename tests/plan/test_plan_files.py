@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from advice_strategies import problems
 from hypothesis import given, settings
+from planning_strategies import problems
 from reference.every_plan import every_plan
 
 from penstock.errors import BadInput

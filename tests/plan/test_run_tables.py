@@ -3,9 +3,9 @@
 from itertools import combinations
 
 import pytest
-from advice_strategies import profiles
 from hypothesis import given
 from hypothesis import strategies as st
+from planning_strategies import profiles
 from reference.crossing import crossing, first_of_each_tensor
 from reference.stage_formula import crossing_bytes
 

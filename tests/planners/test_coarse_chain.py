@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from advice_strategies import problems
 from hypothesis import given, settings
+from planning_strategies import problems
 
 from penstock.cluster.toml_file import find_cluster
 from penstock.costs.stage_costs import estimate_s, peak_memory_bytes

@@ -4,9 +4,9 @@ from dataclasses import replace
 from math import inf
 
 import pytest
-from advice_strategies import problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planning_strategies import problems
 from reference.plain_dapple import every_latency_s, plan_latency_s, slides_s
 
 from penstock.cluster.cluster import Cluster, Device, Host

@@ -4,8 +4,8 @@ from dataclasses import replace
 from math import inf
 
 import pytest
-from advice_strategies import problems
 from hypothesis import given, settings
+from planning_strategies import problems
 from reference.every_plan import every_plan
 from reference.plain_dynamic_program import plain_best_s
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 from math import inf
 
 import pytest
-from advice_strategies import problems
 from hypothesis import example, given, settings
+from planning_strategies import problems
 from reference.every_plan import every_plan, every_plan_at_all
 
 from penstock.cluster.cluster import Cluster, Device, Host

@@ -5,9 +5,9 @@ from itertools import combinations, pairwise
 from math import ceil, inf
 
 import pytest
-from advice_strategies import problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planning_strategies import problems
 from reference.stage_formula import crossing_bytes
 from statistics_price import slowest_replica_s
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from advice_strategies import problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planning_strategies import problems
 
 from penstock.advice.plan_pipeline import plan_pipeline
 from penstock.cluster.cluster import Cluster, Device, Host

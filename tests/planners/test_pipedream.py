@@ -6,9 +6,9 @@ from itertools import product
 from math import ceil, inf
 
 import pytest
-from advice_strategies import profiles
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planning_strategies import profiles
 
 from penstock.cluster.cluster import Cluster, Device, Host, Link
 from penstock.cluster.toml_file import find_cluster

@@ -7,9 +7,9 @@ from math import inf
 
 import numpy as np
 import pytest
-from advice_strategies import problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planning_strategies import problems
 from reference.every_plan import every_plan
 from statistics_price import slowest_replica_s
 

@@ -4,8 +4,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from advice_strategies import profiles
 from hypothesis import given, settings
+from planning_strategies import profiles
 
 from penstock.errors import BadInput
 from penstock.profile.find import read_any_profile

@@ -5,9 +5,9 @@ from math import inf
 
 import numpy as np
 import pytest
-from advice_strategies import problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planning_strategies import problems
 from reference.plain_simulator import play
 from strategies import Case, cases
 

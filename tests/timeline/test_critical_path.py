@@ -3,9 +3,9 @@
 from itertools import pairwise
 
 import pytest
-from advice_strategies import problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planning_strategies import problems
 from reference.every_plan import every_plan
 from reproduction.balanced_stages import play_balanced
 

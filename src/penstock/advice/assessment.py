@@ -212,6 +212,12 @@ def assess_plan(
     prediction = predict_plan(problem, plan, with_timeline=with_timeline)
     by_length = predict_lengths(problem.profile, of_length)
     mean_s = expected_s(by_length) if by_length else prediction.iteration_s
+    on_host = None
+    if plan.state_on == "host":
+        other = predict_plan(problem, with_state_on(plan, "device"), with_timeline=False)
+        peaks = zip(other.peak_memory_bytes, prediction.peak_memory_bytes, strict=True)
+        saved = tuple(more - own for more, own in peaks)
+        on_host = HostStatePrice(saved, prediction.iteration_s - other.iteration_s)
     return PlannedPipeline(
         plan,
         prediction,
@@ -222,15 +228,5 @@ def assess_plan(
         problem.memory_reserve,
         throughput_of(problem.profile, problem.cluster, plan.devices, plan.global_batch, mean_s),
         problem.optimizer_bytes_per_parameter_byte,
-        host_state_price(plan, prediction, problem) if plan.state_on == "host" else None,
+        on_host,
     )
-
-
-def host_state_price(
-    plan: Plan, prediction: Prediction, problem: PlanningProblem
-) -> HostStatePrice:
-    """A plan's prediction beside that with the optimizer's state on the devices."""
-    other = predict_plan(problem, with_state_on(plan, "device"), with_timeline=False)
-    peaks = zip(other.peak_memory_bytes, prediction.peak_memory_bytes, strict=True)
-    saved = tuple(more - own for more, own in peaks)
-    return HostStatePrice(saved, prediction.iteration_s - other.iteration_s)

@@ -75,7 +75,10 @@ def rivals_of(problem: PlanningProblem, score: Score) -> tuple[Rival, ...]:
     if is_host_of_cards(problem):
         rivals.append(naive_split(free))
         if problem.profile.host_step_s_per_byte:
-            rivals.append(sharded_on_host(free))
+            own = free.with_state_on("host")
+            plan = dividing_plan(own, make_score(own), "parameters")[1]
+            on_host = with_state_on(plan, "host") if plan and fits_hosts(problem, plan) else None
+            rivals.append(rival(free, f"FSDP, {ON_HOST}", on_host))
     return tuple(rivals)
 
 
@@ -96,9 +99,8 @@ def naive_split(problem: PlanningProblem) -> Rival:
     stepless = replace(problem.profile, step_s_per_byte=0.0)
     for size in problem.micro_batch_sizes:
         one = replace(problem, global_batch=size, micro_batch_sizes=(size,), blocks="no")
-        try:
-            plan = find_plan(one, "gpipe", make_score(one))
-        except Infeasible:
+        plan = planned(one, make_score(one), "gpipe")
+        if plan is None:
             continue
         prediction = predict_plan(one, plan, with_timeline=False)
         pass_s = predict_plan(replace(one, profile=stepless), plan, with_timeline=False).iteration_s
@@ -106,15 +108,6 @@ def naive_split(problem: PlanningProblem) -> Rival:
         if whole_s < best.iteration_s:
             best = Rival(best.name, whole_s, max(prediction.peak_memory_bytes))
     return best
-
-
-def sharded_on_host(problem: PlanningProblem) -> Rival:
-    """FSDP whose optimizer steps in host memory, where that holds weights, gradients and state."""
-    own = problem.with_state_on("host")
-    plan = dividing_plan(own, make_score(own), "parameters")[1]
-    if plan and not fits_hosts(problem, plan):
-        plan = None
-    return rival(problem, f"FSDP, {ON_HOST}", with_state_on(plan, "host") if plan else None)
 
 
 ON_HOST = "optimizer state in host memory"
@@ -136,10 +129,7 @@ def best_plans(problem: PlanningProblem, best: Plan) -> tuple[Rival, ...]:
     for place in known.places:
         own, plan = replace(problem, state_on=place), best
         if place != best.state_on:
-            try:
-                plan = find_plan(own, "search", make_score(own), effort=QUICK)
-            except Infeasible:
-                plan = None
+            plan = planned(own, make_score(own), "search", QUICK)
         found.append(rival(problem, f"best plan, {names[place]}", plan))
     return tuple(found)
 
@@ -151,10 +141,12 @@ def without_overlap_s(problem: PlanningProblem, plan: Plan) -> float:
     return play(replace(workload, parts=replace(workload.parts, stages=stages))).iteration_s
 
 
-def planned(problem: PlanningProblem, score: Score) -> Plan | None:
-    """The plan of data parallelism for a problem; None where none fits."""
+def planned(
+    problem: PlanningProblem, score: Score, planner: str = "data-parallel", effort: float = 1.0
+) -> Plan | None:
+    """The planner's plan for a problem; None where none fits."""
     try:
-        return find_plan(problem, "data-parallel", score)
+        return find_plan(problem, planner, score, effort=effort)
     except Infeasible:
         return None
 

@@ -14,11 +14,7 @@ from penstock.plan.in_words import plan_words
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.planners.find_plan import TimeLimit, find_plan
-from penstock.planners.problem import (
-    check_schedule,
-    member_named,
-    schedules_named,
-)
+from penstock.planners.problem import check_schedule, member_named, schedules_named
 from penstock.planners.search.judge import SearchStep
 from penstock.planners.search.search import PLANNERS
 from penstock.simulate.score import make_score
@@ -48,25 +44,26 @@ class Comparison:
         return f"Comparison('{self.planner}', {self.schedule}, {self.words})"
 
     @property
+    def planned(self) -> PlannedPipeline | None:
+        """The plan, if there is one."""
+        return self.outcome if isinstance(self.outcome, PlannedPipeline) else None
+
+    @property
     def words(self) -> str:
         """The time of an iteration, or why there is none."""
-        if isinstance(self.outcome, PlannedPipeline):
+        if self.planned:
             return seconds_text(self.iteration_s)
         return self.outcome.reason if isinstance(self.outcome, NoAnswer) else str(self.outcome)
 
     @property
     def schedule(self) -> str:
         """The schedule of the plan; the requested one where there is no plan."""
-        if isinstance(self.outcome, PlannedPipeline):
-            return self.outcome.plan.schedule
-        return self.asked_schedule
+        return self.planned.plan.schedule if self.planned else self.asked_schedule
 
     @property
     def iteration_s(self) -> float:
         """Seconds of an iteration; infinite where there is no plan."""
-        if isinstance(self.outcome, PlannedPipeline):
-            return self.outcome.prediction.iteration_s
-        return inf
+        return self.planned.prediction.iteration_s if self.planned else inf
 
     def to_json(self) -> dict[str, Json]:
         """The plan's keys, or the reason why there is no plan."""
@@ -92,10 +89,8 @@ class Comparisons(tuple[Comparison, ...]):
     def _repr_html_(self) -> str:
         rows = (
             (
-                one.planner,
-                one.schedule,
-                one.words,
-                plan_words(one.outcome.plan) if isinstance(one.outcome, PlannedPipeline) else "",
+                *(one.planner, one.schedule, one.words),
+                plan_words(one.planned.plan) if one.planned else "",
             )
             for one in self
         )
@@ -109,7 +104,7 @@ class Comparisons(tuple[Comparison, ...]):
         """
         from penstock.timeline.plot import plot_bars
 
-        found = [(one, one.outcome) for one in self if isinstance(one.outcome, PlannedPipeline)]
+        found = [(one, one.planned) for one in self if one.planned]
         if not found:
             raise BadInput("no planner has a plan, so there is nothing to draw")
         names = [f"{one.planner} ({one.schedule})" for one, _ in found]
@@ -132,7 +127,10 @@ def compare_plans(
     ``limit_s`` is for each planner. ``on_step`` is called with a planner's name and its steps. A
     planner that fails gives one row without a plan.
     """
-    check_names(planners, schedules)
+    for planner in planners:
+        member_named(PLANNERS, planner, "planner")
+    for schedule in schedules:
+        check_schedule(schedule)
     allowed = {
         (planner, name): schedules_named(
             name,
@@ -161,14 +159,6 @@ def compare_plans(
             else:
                 outcome = found
             yield Comparison(planner, schedule, outcome, planning_s)
-
-
-def check_names(planners: Sequence[str], schedules: Sequence[str]) -> None:
-    """Raise `BadInput` for an unknown planner or schedule, with the closest known name."""
-    for planner in planners:
-        member_named(PLANNERS, planner, "planner")
-    for schedule in schedules:
-        check_schedule(schedule)
 
 
 def answer_of(
@@ -204,7 +194,7 @@ def best_first(comparisons: Sequence[Comparison], planners: Sequence[str]) -> li
 
 def require_a_plan(comparisons: Sequence[Comparison]) -> None:
     """Raise the first refusal where no planner found a plan."""
-    if any(isinstance(c.outcome, PlannedPipeline) for c in comparisons):
+    if any(c.planned for c in comparisons):
         return
     for comparison in comparisons:
         if isinstance(comparison.outcome, Infeasible):

@@ -207,8 +207,14 @@ def explain_plan(planned: PlannedPipeline, problem: PlanningProblem) -> Explanat
 
 def explanation_words(explanation: Explanation) -> list[str]:
     """Describe what limits a plan, in sentences."""
-    words = [binding_words(explanation), path_words(explanation), busy_words(explanation)]
-    return words + remarks(explanation)
+    bound, busiest, link = "Nothing takes any time.", explanation.busiest, explanation.busiest_link
+    if parts := large_shares(explanation):
+        rest = f"; then {'; '.join(parts[1:])}" if parts[1:] else ""
+        bound = f"Bound by {parts[0]} of the iteration{rest}."
+    busy = f"Busiest: {busiest.resource}, {percent_text(busiest.share)}"
+    if link and link != busiest:
+        busy += f"; of the network {link.resource}, {percent_text(link.share)}"
+    return [bound, path_words(explanation), f"{busy}.", *remarks(explanation)]
 
 
 def remarks(explanation: Explanation) -> list[str]:
@@ -245,15 +251,6 @@ def memory_words(fullness: Fullness) -> str:
     return f"{words}, with {size_text(reserve)} kept free" if reserve else words
 
 
-def binding_words(explanation: Explanation) -> str:
-    """The shares of the iteration, the largest first."""
-    parts = large_shares(explanation)
-    if not parts:
-        return "Nothing takes any time."
-    rest = f"; then {'; '.join(parts[1:])}" if parts[1:] else ""
-    return f"Bound by {parts[0]} of the iteration{rest}."
-
-
 def large_shares(explanation: Explanation) -> list[str]:
     """The shares that are worth a word, with their parts of the iteration."""
     return [
@@ -280,15 +277,6 @@ def path_words(explanation: Explanation) -> str:
         f"{name} {seconds_text(s)} ({percent_text(s / whole_s)})" for name, s in parts if s > 0
     ]
     return f"Critical path: {', '.join(shown)}."
-
-
-def busy_words(explanation: Explanation) -> str:
-    """The busiest resource, and the busiest link."""
-    busiest, link = explanation.busiest, explanation.busiest_link
-    words = f"Busiest: {busiest.resource}, {percent_text(busiest.share)}"
-    if link and link != busiest:
-        words += f"; of the network {link.resource}, {percent_text(link.share)}"
-    return f"{words}."
 
 
 def why_slower(winner: Explanation, other: Explanation) -> str:

@@ -7,6 +7,7 @@ The prediction stands beside the plan, because a plan may be written by hand.
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -79,54 +80,60 @@ def write_planned(
     document: dict[str, Json] = {
         "format": "penstock-prediction",
         "schema_version": 1,
-        "profile": inputs.profile if inputs.profile in MODELS else absolute(inputs.profile),
+        "profile": absolute(inputs.profile, MODELS),
         "profile_batch": inputs.profile_batch,
-        "cluster": inputs.cluster if inputs.cluster in CLUSTERS else absolute(inputs.cluster),
+        "cluster": absolute(inputs.cluster, CLUSTERS),
         **planned.to_json(planning_s),
     }
     write_text(prediction_path(path), json_text(document))
 
 
+def absolute(name: str, known: Mapping[str, object]) -> str:
+    """A known name, or a path from the root, so that it holds in every folder."""
+    return name if name in known else str(Path(name).resolve())
+
+
 def inputs_of_plan(plan_path: str | Path, given: PlanInputs) -> PlanInputs:
     """The inputs to simulate a plan with: as given, else as recorded, else the files of its run."""
     recorded = recorded_origin(plan_path)
-    beside = Path(plan_path).parent
-    profile = given.profile or recorded.profile or existing(beside / "profile.json")
-    cluster = given.cluster or recorded.cluster or existing(beside / "cluster.toml")
-    check_named(profile, "profile", plan_path)
-    check_named(cluster, "cluster", plan_path)
-    batch = given.profile_batch or recorded.profile_batch
-    state = recorded.optimizer_bytes_per_parameter_byte
-    return PlanInputs(profile, cluster, batch, recorded.memory_reserve, state)
+    return PlanInputs(
+        name_of(plan_path, "profile", given.profile),
+        name_of(plan_path, "cluster", given.cluster),
+        given.profile_batch or recorded.profile_batch,
+        recorded.memory_reserve,
+        recorded.optimizer_bytes_per_parameter_byte,
+    )
 
 
 def cluster_of_plan(plan_path: str, given: str) -> Cluster:
-    """The cluster that is given, else the one recorded with the plan, else the one beside it."""
-    found = given
-    if not found and plan_path:
-        beside = Path(plan_path).parent / "cluster.toml"
-        found = recorded_origin(plan_path).cluster or existing(beside)
-    if not found:
+    """The cluster that is given, else that of the plan."""
+    if not (given or plan_path):
         raise BadInput("which hosts? name a cluster with --cluster, or a plan that records one")
-    return find_cluster(found)
+    return find_cluster(given or name_of(plan_path, "cluster"))
 
 
 def profile_of_plan(plan_path: str | Path, given: PlanInputs) -> ModelProfile:
-    """The profile of a plan: as given, else as recorded, else that of its run."""
-    recorded = recorded_origin(plan_path)
-    beside = existing(Path(plan_path).parent / "profile.json")
-    name = given.profile or recorded.profile or beside
-    check_named(name, "profile", plan_path)
-    return PlanInputs(name, "", given.profile_batch or recorded.profile_batch).read_profile()
+    """The profile of a plan."""
+    name = name_of(plan_path, "profile", given.profile)
+    batch = given.profile_batch or recorded_origin(plan_path).profile_batch
+    return PlanInputs(name, "", batch).read_profile()
 
 
-def check_named(found: str, thing: str, plan_path: str | Path) -> None:
-    """Raise `BadInput` if a plan's profile or cluster was not ``found``."""
-    if not found:
+BESIDE = {"profile": "profile.json", "cluster": "cluster.toml"}
+"""The files of a run, beside its plan."""
+
+
+def name_of(plan_path: str | Path, thing: Literal["profile", "cluster"], given: str = "") -> str:
+    """The profile or cluster of a plan: as given, else as recorded, else the file of its run."""
+    beside = Path(plan_path).with_name(BESIDE[thing])
+    if found := given or getattr(recorded_origin(plan_path), thing):
+        return found
+    if not os.path.isfile(beside):
         raise BadInput(
             f"plan '{plan_path}' does not say which {thing} it was made for, and there is none "
             f"beside it; name one with --{thing}"
         )
+    return str(beside)
 
 
 def recorded_origin(plan_path: str | Path) -> Origin:
@@ -141,13 +148,3 @@ def recorded_origin(plan_path: str | Path) -> Origin:
             f"prediction '{path}' is none that 'penstock plan' wrote; delete it and name profile "
             f"and cluster with --profile and --cluster"
         ) from cause
-
-
-def absolute(path: str) -> str:
-    """The path from the root, so that it holds in every folder."""
-    return str(Path(path).resolve())
-
-
-def existing(path: Path) -> str:
-    """The path as text where there is such a file, else nothing."""
-    return str(path) if os.path.isfile(path) else ""

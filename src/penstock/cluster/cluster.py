@@ -233,11 +233,7 @@ def check_cluster(cluster: Cluster) -> None:
         raise BadInput(f"cluster '{cluster.name}' has no devices; add a [[hosts]] entry")
     for host in cluster.hosts:
         check_host(cluster, host)
-    if not 0 <= cluster.sum_step_s < float("inf"):
-        raise BadInput(
-            f"cluster '{cluster.name}': sum_step_s is {cluster.sum_step_s}; give finite seconds >= "
-            f"0 (0: the latency of the links)"
-        )
+    check_figures(f"cluster '{cluster.name}'", cluster, "sum_step_s")
     streaming = [device.kind for device in cluster.devices if device.concurrent_passes]
     if cluster.messages_in_order and streaming:
         raise BadInput(
@@ -261,22 +257,18 @@ def check_host(cluster: Cluster, host: Host) -> None:
     where = f"cluster '{cluster.name}', host '{host.name}'"
     for device in host.devices:
         check_device(where, device)
-    for figure in ("link_bytes_per_s", "port_bytes_per_s"):
-        rate: float = getattr(host, figure)
-        if not rate >= 0:
-            raise BadInput(f"{where}: {figure} is {rate}; give a rate > 0")
-    for figure in ("link_latency_s", "port_latency_s"):
-        latency_s: float = getattr(host, figure)
-        if not 0 <= latency_s < float("inf"):
-            raise BadInput(f"{where}: {figure} is {latency_s}; give finite seconds >= 0")
-    if not 0 <= host.price_per_hour < float("inf"):
-        raise BadInput(f"{where}: price_per_hour is {host.price_per_hour}; give a price >= 0")
-    if not 0 <= host.memory_bytes < float("inf"):
-        raise BadInput(f"{where}: memory_bytes is {host.memory_bytes}; give finite bytes >= 0")
-    if host.full_speed_devices < 0:
-        raise BadInput(
-            f"{where}: full_speed_devices is {host.full_speed_devices}; it must be >= 0 (0: all)"
-        )
+    check_figures(where, host, "link_bytes_per_s", "port_bytes_per_s", finite=False)
+    latencies = ("link_latency_s", "port_latency_s")
+    check_figures(where, host, *latencies, "price_per_hour", "memory_bytes", "full_speed_devices")
+
+
+def check_figures(where: str, thing: object, *figures: str, finite: bool = True) -> None:
+    """Raise for a figure of a thing that is negative or no number, or not finite."""
+    for figure in figures:
+        value: float = getattr(thing, figure)
+        if not value >= 0 or (finite and value == float("inf")):
+            needed = "finite number" if finite else "number"
+            raise BadInput(f"{where}: {figure} is {value}; give a {needed} >= 0")
 
 
 def check_device(where: str, device: Device) -> None:
@@ -291,22 +283,9 @@ def check_device(where: str, device: Device) -> None:
             f"{where}: device '{device.kind}' has concurrent_passes, but overlaps_communication is "
             f"false: what works on two passes at once also transfers meanwhile; give one of them"
         )
-    if not (device.on_chip_bytes >= 0 and device.off_chip_bytes_per_s >= 0):
-        raise BadInput(
-            f"{where}: device '{device.kind}' has on_chip_bytes {device.on_chip_bytes} and "
-            f"off_chip_bytes_per_s {device.off_chip_bytes_per_s}; both must be >= 0"
-        )
-    if not (0 <= device.message_s < float("inf") and device.message_bytes_per_s >= 0):
-        raise BadInput(
-            f"{where}: device '{device.kind}' has message_s {device.message_s} and "
-            f"message_bytes_per_s {device.message_bytes_per_s}; both must be >= 0 and the seconds "
-            f"finite"
-        )
-    if not 0 <= device.peak_flops_per_s < float("inf"):
-        raise BadInput(
-            f"{where}: device '{device.kind}' has peak_flops {device.peak_flops_per_s}; give "
-            f"operations per second, such as 312e12, or leave it out"
-        )
+    own, rates = f"{where}: device '{device.kind}'", ("off_chip_bytes_per_s", "message_bytes_per_s")
+    check_figures(own, device, "on_chip_bytes", *rates, finite=False)
+    check_figures(own, device, "message_s", "peak_flops_per_s")
     if device.on_chip_bytes and not device.off_chip_bytes_per_s:
         raise BadInput(
             f"{where}: device '{device.kind}' has on_chip_bytes {device.on_chip_bytes} but no "
@@ -327,8 +306,7 @@ def check_link(cluster: Cluster, link: Link) -> None:
             f"{where} has rate {link.bytes_per_s} B/s; give a rate > 0, or leave the link out "
             f"where its hosts' own rates hold"
         )
-    if not 0 <= link.latency_s < float("inf"):
-        raise BadInput(f"{where} has latency {link.latency_s} s; give finite seconds >= 0")
+    check_figures(where, link, "latency_s")
 
 
 def unknown_memory_words(cluster: Cluster) -> str:
@@ -420,6 +398,11 @@ def model_and_memory(kind: str) -> tuple[frozenset[str], str]:
     return model - {memory}, memory
 
 
-def same_memory(one: str, other: str) -> bool:
-    """Return whether two names do not say different memories."""
-    return not (one and other) or one == other
+def may_be(kind: str, own: str, *, exactly: bool = False) -> bool:
+    """Return whether two names of devices may be those of one kind.
+
+    One may name the model with more words than the other, unless ``exactly``; and the memory.
+    """
+    (model, memory), (own_model, own_memory) = map(model_and_memory, (kind, own))
+    longer = not exactly and (own_model < model or model < own_model)
+    return (model == own_model or longer) and (not (memory and own_memory) or memory == own_memory)

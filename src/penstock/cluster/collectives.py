@@ -52,7 +52,10 @@ def all_reduce_costs(cluster: Cluster, devices: Sequence[int]) -> tuple[AllReduc
     linked = len(members := cluster.linked_devices.intersection(devices)) > 1 and any(
         (i, j) in cluster.special_links for i in members for j in members
     )
-    key = ("costs", frozenset(devices) if linked else host_shares(cluster, devices))
+    counts = Counter(map(cluster.host_index.__getitem__, devices))
+    kinds = frozenset((cluster.host_kinds[host], count) for host, count in counts.items())
+    spread = (len(devices), len(counts), kinds)
+    key = ("costs", frozenset(devices) if linked else spread)
     known = cast("dict[object, tuple[AllReduceCost, ...]]", cluster.known_answers)
     if key not in known:
         if len(known) >= MOST_ANSWERS:
@@ -61,13 +64,6 @@ def all_reduce_costs(cluster: Cluster, devices: Sequence[int]) -> tuple[AllReduc
         costs = costs_in_order(cluster, ring)
         known[key] = (ring_cost(cluster, best_ring(cluster, ring)), *costs) if linked else costs
     return known[key]
-
-
-def host_shares(cluster: Cluster, devices: Sequence[int]) -> tuple[object, ...]:
-    """The spread of devices: their number, the number of hosts, and numbers by kind of host."""
-    counts = Counter(map(cluster.host_index.__getitem__, devices))
-    kinds = frozenset((cluster.host_kinds[host], count) for host, count in counts.items())
-    return len(devices), len(counts), kinds
 
 
 def costs_in_order(cluster: Cluster, ring: list[int]) -> tuple[AllReduceCost, ...]:

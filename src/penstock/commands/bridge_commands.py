@@ -97,7 +97,11 @@ def export_plan(
     for path in files:
         write_text(path, texts[path])
     layout = exported.layout
-    notes = [*filter(None, [moved_words(given, moved)]), *exported.notes]
+    cuts = ([stage.layers.stop for stage in each.stages] for each in (given, moved))
+    moves = [f"{old} to {new}" for old, new in zip(*cuts, strict=True) if old != new]
+    notes = [*exported.notes]
+    if moves:
+        notes.insert(0, f"cuts moved to the ends of blocks: before layer {', '.join(moves)}")
     values: dict[str, object] = {
         "to": target,
         "stages": [
@@ -265,13 +269,6 @@ def joined_modules(texts: Sequence[str]) -> dict[str, str]:
             )
         found[module] = layer
     return found
-
-
-def moved_words(before: "Plan", after: "Plan") -> str:
-    """The cuts that were moved, in words; empty if none."""
-    cuts = ([stage.layers.stop for stage in plan.stages] for plan in (before, after))
-    moves = [f"{old} to {new}" for old, new in zip(*cuts, strict=True) if old != new]
-    return f"cuts moved to the ends of blocks: before layer {', '.join(moves)}" if moves else ""
 
 
 def stage_table(layout: "PipelineLayout", names: Sequence[Sequence[str]]) -> "Table":

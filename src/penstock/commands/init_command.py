@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated
 
 from typer import Option
 
@@ -98,10 +98,12 @@ def model_lines(config: str, model: str, out: str) -> list[str]:
     if config:
         named = filter(None, map(read_config(config).get, TYPE_OF_WEIGHTS))
         dtype = quoted(str(next(named, "float32")))
+        kinds = read_config(config).get("architectures")
+        kind = kinds[0] if isinstance(kinds, list) and kinds else "AutoModelForCausalLM"
         return [
             "# A class of transformers, whose configuration is the file with these changes.",
             '# The dtype is that of the weights: "float32" for finer updates and twice the bytes.',
-            f"model = {quoted(class_of(config))}",
+            f"model = {quoted(f'transformers:{kind}')}",
             f"model_arguments = {{ config = {quoted(beside(config, out))}, dtype = {dtype} }}",
             "# A plan cuts between blocks.",
             'granularity = "block"',
@@ -168,13 +170,6 @@ def window_of(config: str, most: int) -> int:
     """The tokens in a window: as many as a model reads, and at most ``most``."""
     known = map(read_config(config).get, POSITIONS)
     return min([most, *(longest for longest in known if isinstance(longest, int))])
-
-
-def class_of(config: str) -> str:
-    """The class of transformers that a configuration names; else that of language models."""
-    named = read_config(config).get("architectures")
-    names = cast("list[str]", named) if isinstance(named, list) else []
-    return f"transformers:{names[0] if names else 'AutoModelForCausalLM'}"
 
 
 def beside(place: str, out: str) -> str:

@@ -38,6 +38,7 @@ def plan(
     """Find the fastest plan for PROFILE on a cluster; -o writes it."""
     collect_garbage_rarely()
     from penstock.advice.baselines import best_plans
+    from penstock.advice.explain import explain_plan, explanation_words
     from penstock.advice.plan_files import write_planned
     from penstock.cluster.cluster import unknown_memory_words
     from penstock.commands.shown_plan import rivals_table, show_planned, stage_rows
@@ -59,9 +60,12 @@ def plan(
     if out:
         write_planned(planned, out, asked.inputs, planning_s)
     terminal.save_csv(stage_rows(planned, costs), csv)
-    more, words = explained(assessed, own) if explain else (dict[str, object](), [])
-    values = {**planned.to_json(planning_s), **more}
-    parts: list[RenderableType] = [*words]
+    values: dict[str, object] = {**planned.to_json(planning_s)}
+    parts: list[RenderableType] = []
+    if explain:
+        explanation = explain_plan(assessed, own)
+        values["explanation"] = explanation.to_json()
+        parts += explanation_words(explanation)
     if ways := best_plans(problem, assessed.plan):
         values["best_plans"] = [way.to_json() for way in ways]
         parts += ["", rivals_table(ways, planned)]
@@ -109,13 +113,3 @@ def found_and_assessed(
     plain, baselines = without_groups(found), baselines_of(problem, score)
     assessed = assess_plan(plain, own, baselines, bound, with_timeline=explain)
     return assessed, replace(assessed, plan=found), own, planning_s
-
-
-def explained(
-    planned: "PlannedPipeline", problem: "PlanningProblem"
-) -> tuple[dict[str, object], list[str]]:
-    """The limits of a plan: as a key of the JSON, and in words."""
-    from penstock.advice.explain import explain_plan, explanation_words
-
-    explanation = explain_plan(planned, problem)
-    return {"explanation": explanation.to_json()}, explanation_words(explanation)

@@ -62,8 +62,7 @@ class ComparedLine:
 
     @property
     def planned(self) -> PlannedPipeline | None:
-        outcome = self.comparison.outcome
-        return outcome if isinstance(outcome, PlannedPipeline) else None
+        return self.comparison.planned
 
     def to_json(self, with_explanation: bool) -> dict[str, object]:
         values: dict[str, object] = {**self.comparison.to_json()}
@@ -111,8 +110,8 @@ def with_details(
     found: Comparison, problem: PlanningProblem, explain: bool, draws: bool
 ) -> ComparedLine:
     """A comparison with everything that needs its timeline, which is large, and dropped here."""
-    planned = found.outcome
-    if not isinstance(planned, PlannedPipeline):
+    planned = found.planned
+    if planned is None:
         return ComparedLine(found)
     timeline, prediction = planned.prediction.timeline, planned.prediction
     explanation = explain_plan(planned, problem) if explain else None

@@ -10,7 +10,6 @@ import tempfile
 import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from typer import TyperException
@@ -131,7 +130,9 @@ def print_error(error: BaseException) -> int:
         case ModuleNotFoundError() if told := missing_for_training(error):
             message, code = told, BadInput.exit_code
         case _:
-            place = save_traceback(error)
+            handle, place = tempfile.mkstemp(prefix="penstock-error-", suffix=".txt")
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.writelines(traceback.format_exception(error))
             problem = shortened(f"{type(error).__name__}: {one_line(error)}", LONGEST_LINE // 2)
             message = f"{problem}; the traceback is in {place}"
             code = RunFailed.exit_code
@@ -153,14 +154,6 @@ def printable(text: str) -> str:
     'a\\\\x1b[31mb'
     """
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
-def save_traceback(error: BaseException) -> Path:
-    """Write the traceback of ``error`` to a new temporary file."""
-    handle, name = tempfile.mkstemp(prefix="penstock-error-", suffix=".txt")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.writelines(traceback.format_exception(error))
-    return Path(name)
 
 
 def silence_output() -> None:

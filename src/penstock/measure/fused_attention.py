@@ -9,29 +9,21 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.library import custom_op
 from torch.nn import functional
 
 from penstock.capture.record.torch_calls import TorchCalls
 
 
-@torch.library.custom_op("penstock::fused_attention", mutates_args=())
-def fused_attention(
+def _results(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The result of attention and the logarithms of the row sums, which the backward needs."""
-    raise NotImplementedError("stands in for attention where only shapes run")
-
-
-@fused_attention.register_fake
-def _(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
     result = query.new_empty((*query.shape[:-1], value.shape[-1]))
     return result, query.new_empty(query.shape[:-1], dtype=torch.float32)
 
 
-@torch.library.custom_op("penstock::fused_attention_backward", mutates_args=())
-def fused_attention_backward(
+def _gradients(
     gradient: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -41,20 +33,15 @@ def fused_attention_backward(
     is_causal: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of query, key and value."""
-    raise NotImplementedError("stands in for attention where only shapes run")
-
-
-@fused_attention_backward.register_fake
-def _(
-    gradient: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    result: torch.Tensor,
-    sums: torch.Tensor,
-    is_causal: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+fused_attention = custom_op("penstock::fused_attention", _results, mutates_args=())
+fused_attention.register_fake(_results)
+fused_attention_backward = custom_op(
+    "penstock::fused_attention_backward", _gradients, mutates_args=()
+)
+fused_attention_backward.register_fake(_gradients)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -110,7 +97,7 @@ def _attend(
 
 
 def attention_operations(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool, **_: object
 ) -> float:
     """Operations of the forward: two matrix products a head, half of that if causal.
 

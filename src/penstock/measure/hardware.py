@@ -32,18 +32,18 @@ one (NVIDIA, Matrix multiplication background user's guide, 2023, sections 3.1 a
 tiles of 256 x 128). Numbers of processors are those of the data sheets.
 
 If all shares are 1, a device is estimated at its roofline. A device that is not in the table has a
-file of its own (`HardwareEntry`).
+file of its own (`hardware_of`).
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, dataclass, fields
 from math import ceil
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from penstock.cluster.cluster import model_and_memory, same_memory
+from penstock.cluster.cluster import may_be
 from penstock.errors import BadInput
-from penstock.files import Entry, read_document
+from penstock.files import Entry, Table, check_document, parse_toml, read_text
 
 MEMORY_SHARE = 0.9
 
@@ -52,32 +52,36 @@ LAUNCH_S = 5e-6
 TILE = (256, 128)
 """Rows and columns, or columns and rows, of a result that one processor computes at a time."""
 
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, le=1)]
+
 
 @dataclass(frozen=True, slots=True)
-class Hardware:
+class Hardware(Table):
     """Peak rates of one device, and the shares of them that its kernels reach.
 
     ``half_flops_per_s`` is for bfloat16 (float16 on V100 and T4) with sums in float32 and without
     sparsity, ``flops_per_s`` for float32 outside of tensor cores.
     ``processors`` are the multiprocessors, 0 if products are not to be rounded up to full waves.
     ``launch_s`` is the least time of a kernel. ``fused_attention``: attention runs as one kernel,
-    which never writes its scores.
+    which never writes its scores. A file may say which device it is ``like``.
     """
 
     name: str
-    flops_per_s: float
-    half_flops_per_s: float
-    bytes_per_s: float
-    memory_bytes: float
-    launch_s: float
+    flops_per_s: Rate
+    half_flops_per_s: Rate
+    bytes_per_s: Rate
+    memory_bytes: Rate
     source: str
-    product_share: float = 1.0
-    attention_share: float = 1.0
-    attention_backward_share: float = 1.0
-    memory_share: float = 1.0
-    sustained_share: float = 1.0
+    product_share: Share = 1.0
+    attention_share: Share = 1.0
+    attention_backward_share: Share = 1.0
+    sustained_share: Share = 1.0
+    memory_share: Share = 1.0
     fused_attention: bool = False
-    processors: int = 0
+    processors: Annotated[int, Field(ge=0)] = 0
+    launch_s: Rate = LAUNCH_S
+    like: str = ""
 
     def filled(self, rows: int, columns: int, count: int = 1) -> float:
         """The share of the processors' time that ``count`` products with results of ``rows`` x
@@ -120,22 +124,11 @@ def gpu(
     """A GPU from its rates (float32, half, memory) and shares (product, attention and its backward,
     sustained).
     """
-    product, attention, backward, sustained = shares
-    return Hardware(
-        name,
-        *rates,
-        memory_bytes,
-        LAUNCH_S,
-        source,
-        product,
-        attention,
-        backward,
-        MEMORY_SHARE,
-        sustained,
-        True,
-        PROCESSORS.get(name, 0),
-    )
+    processors = PROCESSORS.get(name, 0)
+    return Hardware(name, *rates, memory_bytes, source, *shares, MEMORY_SHARE, True, processors)
 
+
+CPU = "one 2.6 GHz core with two 256-bit multiply-add units"
 
 KINDS = (
     gpu("V100-16GB", (15.7e12, 125e12, 0.9e12), 16e9, V100_SHARES, "NVIDIA V100 data sheet, SXM2"),
@@ -154,43 +147,16 @@ KINDS = (
     gpu("RTX4080-16GB", (48.7e12, 97.5e12, 0.717e12), 16e9, ADA_SHARES, "NVIDIA Ada white paper"),
     gpu("GB10-128GB", (31e12, 125e12, 0.273e12), 128e9, ADA_SHARES, "NVIDIA DGX Spark page"),
     gpu("MI300X-192GB", (163.4e12, 1307e12, 5.3e12), 192e9, MI300X_SHARES, "AMD MI300X data sheet"),
-    Hardware(
-        *("cpu", 83e9, 83e9, 12e9, 8e9, 2e-6),
-        "one 2.6 GHz core with two 256-bit multiply-add units",
-    ),
+    Hardware("cpu", 83e9, 83e9, 12e9, 8e9, CPU, launch_s=2e-6),
 )
 HARDWARE = {kind.name: kind for kind in KINDS}
 """The built-in devices by name."""
-
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(gt=0, le=1)]
-
-
-class HardwareEntry(Entry):
-    """The table ``[hardware]`` of a file: rates of a data sheet, and shares as of a device ``like``
-    it, or the roofline; shares that are given count. Processors are those of no other device."""
-
-    name: str
-    flops_per_s: Rate
-    half_flops_per_s: Rate
-    bytes_per_s: Rate
-    memory_bytes: Rate
-    source: str
-    like: str = ""
-    launch_s: Rate | None = None
-    processors: int | None = Field(default=None, ge=0)
-    product_share: Share | None = None
-    attention_share: Share | None = None
-    attention_backward_share: Share | None = None
-    memory_share: Share | None = None
-    sustained_share: Share | None = None
-    fused_attention: bool | None = None
 
 
 class HardwareFile(Entry):
     """A file with a device."""
 
-    hardware: HardwareEntry
+    hardware: Hardware
 
 
 def hardware_named(name: str) -> Hardware:
@@ -200,30 +166,26 @@ def hardware_named(name: str) -> Hardware:
     gives the device.
     """
     if name.endswith(".toml"):
-        return hardware_of(read_document(HardwareFile, name, "hardware").hardware)
+        return hardware_of(name)
     meant = [known for known in HARDWARE if name and simple(known).startswith(simple(name))]
-    meant = meant or [known for known in HARDWARE if is_called(known, name)]
+    meant = meant or [known for known in HARDWARE if may_be(known, name, exactly=True)]
     if len(meant) == 1 or name in HARDWARE:
         return HARDWARE[name if name in HARDWARE else meant[0]]
     hint = f"did you mean {' or '.join(meant)}?" if meant else f"use one of {', '.join(HARDWARE)}"
     raise BadInput(f"hardware '{name}' is no TOML file and not in the table; {hint}")
 
 
-def hardware_of(entry: HardwareEntry) -> Hardware:
-    """The device that a file describes."""
-    given = entry.model_dump(exclude={"like"}, exclude_none=True)
-    like: dict[str, Any] = (
-        asdict(hardware_named(entry.like)) | {"processors": 0}
-        if entry.like
-        else {"launch_s": LAUNCH_S}
-    )
-    return Hardware(**like | given)
-
-
-def is_called(known: str, name: str) -> bool:
-    """Return whether a driver may refer to a known device by a name."""
-    (model, memory), (own_model, own_memory) = map(model_and_memory, (known, name))
-    return model == own_model and same_memory(memory, own_memory)
+def hardware_of(path: str) -> Hardware:
+    """The device that a file describes: rates of a data sheet, and shares as of a device ``like``
+    it, or the roofline; shares that are given count. Processors are those of no other device.
+    """
+    document = parse_toml(read_text(path, "hardware"), path, "hardware")
+    table: Any = document.get("hardware")
+    if isinstance(table, dict) and "like" in table:
+        like = hardware_named(str(table["like"]))
+        usual = {f.name: getattr(like, f.name) for f in fields(like) if f.default is not MISSING}
+        document["hardware"] = usual | {"processors": 0} | table
+    return check_document(HardwareFile, document, path).hardware
 
 
 def simple(name: str) -> str:

@@ -203,13 +203,8 @@ def measure(
             list(zip(at, sizes_of(resized(leaves, n)), strict=True))
             for n, at in zip(sizes, found, strict=True)
         ]
-    own, shared = parameters_of(graph)
-    return ModelProfile(
-        name=graph.name,
-        layers=layer_costs(graph.layer_names, sizes, costs, own),
-        edges=edges_of(graph, graph.lengths_of(dict(enumerate(leaves)))),
-        shared=shared,
-        batch_size=max(sizes),
+    return replace(
+        profile_from(graph, leaves, sizes, costs),
         step_s_per_byte=step_s_per_byte,
         stage_forward_s=more.forward_s,
         stage_backward_s=more.backward_s,
@@ -217,7 +212,6 @@ def measure(
         f"{'CPU' if shares_cores else 'wall-clock'} times, {watch}",
         device=kind_of(settings.device),
         notes=tuple(notes),
-        whole_loss=bool(graph.whole_loss),
     )
 
 
@@ -226,16 +220,14 @@ LAYERS_ALONE = (
 )
 
 
-def layer_costs(
-    names: Sequence[str],
+def profile_from(
+    graph: LayerGraph,
+    leaves: Sequence[torch.Tensor],
     sizes: Sequence[int],
     costs: Sequence[Sequence[tuple[PassSeconds, LayerBytes]]],
-    own: Sequence[tuple[int, int]],
-) -> tuple[LayerCost, ...]:
-    """The layers' affine costs from ``costs[k][layer]`` at each of the batch sizes.
-
-    ``own`` are the bytes of their parameters and buffers.
-    """
+) -> ModelProfile:
+    """The profile by the layers' affine costs, from ``costs[k][layer]`` at each batch size."""
+    own, shared = parameters_of(graph)
 
     def cost(index: int, name: str) -> LayerCost:
         def fit(of: Callable[[PassSeconds, LayerBytes], float]) -> Affine:
@@ -256,7 +248,14 @@ def layer_costs(
             norm_channels=sum(found.norm_channels),
         )
 
-    return tuple(cost(index, name) for index, name in enumerate(names))
+    return ModelProfile(
+        name=graph.name,
+        layers=tuple(cost(index, name) for index, name in enumerate(graph.layer_names)),
+        edges=edges_of(graph, graph.lengths_of(dict(enumerate(leaves)))),
+        shared=shared,
+        batch_size=max(sizes),
+        whole_loss=bool(graph.whole_loss),
+    )
 
 
 def whole_model(graph: LayerGraph, stages: int) -> list[StageProgram]:
@@ -290,7 +289,10 @@ def layer_times(
 
     def visit(index: int, run: LayerRun) -> tuple[torch.Tensor, ...]:
         works.append(work_of(run))
-        times = time_layer(run, repeats)
+        # Gradients accumulate into parameters that already have one after the first run, a warm-up,
+        # as in every micro-batch of a step except the first.
+        with without_collecting():
+            times = [time_once(run) for _ in range(repeats + 1)][1:]
         watch.add([t.forward_s + t.backward_s for t in times])
         measured.setdefault(works[-1], []).extend(times)
         return run.forward()
@@ -309,16 +311,6 @@ def layer_times(
         PassSeconds(forward_s, backward_s, t.backward_input_s, t.backward_weight_s)
         for t, forward_s, backward_s in zip(alone, forward, backward, strict=True)
     ]
-
-
-def time_layer(run: LayerRun, repeats: int) -> list[PassSeconds]:
-    """Seconds of a layer's forward, backward and the halves of it, after a warm-up run.
-
-    Gradients accumulate into parameters that already have one, as in every micro-batch of a step
-    except the first.
-    """
-    with without_collecting():
-        return [time_once(run) for _ in range(repeats + 1)][1:]
 
 
 def time_further_stage(
@@ -464,7 +456,8 @@ def measure_step_s_per_byte(
     if not parameters:
         return 0.0
     values, kept = [p.detach().clone() for p in parameters], [p.grad for p in parameters]
-    flats = [flat_gradients(group) for group in by_dtype(parameters)]
+    types = dict.fromkeys(p.dtype for p in parameters)
+    flats = [flat_gradients([p for p in parameters if p.dtype == dtype]) for dtype in types]
     with in_place():
         stepper = optimizer(parameters)
 
@@ -483,14 +476,6 @@ def measure_step_s_per_byte(
             parameter.copy_(value)
             parameter.grad = gradient
     return median(seconds[1:]) / sum(p.numel() * p.element_size() for p in parameters)
-
-
-def by_dtype(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """The parameters grouped by type."""
-    groups: dict[torch.dtype, list[nn.Parameter]] = {}
-    for parameter in parameters:
-        groups.setdefault(parameter.dtype, []).append(parameter)
-    return list(groups.values())
 
 
 def flat_gradients(parameters: Sequence[nn.Parameter]) -> torch.Tensor:

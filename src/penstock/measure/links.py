@@ -268,7 +268,7 @@ def measured_pair(lower: int, upper: int, carrier: Carrier) -> MeasuredLink | No
     link = replace(link, both_ways=median(exchanged) / link.seconds(sizes[-1]))
     if not on_cpu:
         return link
-    work = [median(seconds) / 2 for seconds in zip(*work_of(rounds[1:]), strict=True)]
+    work = [median(own for _, own in same) / 2 for same in zip(*rounds[1:], strict=True)]
     fit = fit_affine(sizes, work)
     rate = 1 / fit.per_sample if fit.per_sample > 0 else 0.0
     return replace(link, message_s=fit.fixed, message_bytes_per_s=rate)
@@ -304,11 +304,6 @@ def exchanged_s(
             work.wait()
 
     return seconds_of(exchange)
-
-
-def work_of(rounds: Sequence[Sequence[tuple[float, float]]]) -> list[list[float]]:
-    """The second number of every pair: the seconds that the process computed."""
-    return [[work for _, work in together] for together in rounds]
 
 
 def there_and_back_s(
@@ -378,7 +373,9 @@ def cluster_of(members: list[Member], measured: dict[tuple[int, int], MeasuredLi
     for name, group in ranks.items():
         inside = [f for (i, j), f in measured.items() if i in group and j in group]
         port = [f for (i, j), f in measured.items() if (i in group) != (j in group)]
-        sharing = Counter(members[rank].identity for rank in group)
+        sharing, cores = Counter(members[rank].identity for rank in group), members[group[0]].cores
+        slowed = median([f.crowded for f in inside if f.crowded] or [1.0])
+        beside = slowed if slowed >= CROWDED else 1.0  # while all neighbours send
         # Between ranks that share a CPU or a GPU messages go through memory.
         both_ways = port or (inside if max(sharing.values()) == 1 else [])
         hosts.append(
@@ -388,11 +385,11 @@ def cluster_of(members: list[Member], measured: dict[tuple[int, int], MeasuredLi
                     device_of(members[rank], sharing[members[rank].identity], port)
                     for rank in group
                 ),
-                link_bytes_per_s=crowded_rate(inside),
+                link_bytes_per_s=median(f.bytes_per_s for f in inside) / beside if inside else 0.0,
                 link_latency_s=median(f.latency_s for f in inside) if inside else 0.0,
                 port_bytes_per_s=median(f.bytes_per_s for f in port) if port else 0.0,
                 port_latency_s=median(f.latency_s for f in port) if port else 0.0,
-                full_speed_devices=cores_if_too_few(members[group[0]].cores, len(group)),
+                full_speed_devices=cores if 0 < cores < len(group) else 0,
                 half_duplex=median([f.both_ways for f in both_ways] or [1.0]) >= TAKE_TURNS,
             )
         )
@@ -404,14 +401,6 @@ def cluster_of(members: list[Member], measured: dict[tuple[int, int], MeasuredLi
     if crowded and median(crowded) < CROWDED:
         return with_own_ports(cluster)
     return cluster
-
-
-def crowded_rate(links: Sequence[MeasuredLink]) -> float:
-    """The usual rate of a host's links while all its neighbours send; 0 without links."""
-    if not links:
-        return 0.0
-    crowded = median([link.crowded for link in links if link.crowded] or [1.0])
-    return median(link.bytes_per_s for link in links) / (crowded if crowded >= CROWDED else 1.0)
 
 
 def with_own_ports(cluster: Cluster) -> Cluster:
@@ -439,8 +428,3 @@ def device_of(member: Member, sharing: int, port: Sequence[MeasuredLink]) -> Dev
         message_s=median(link.message_s for link in port),
         message_bytes_per_s=median(link.message_bytes_per_s for link in port),
     )
-
-
-def cores_if_too_few(cores: int, workers: int) -> int:
-    """The number of workers that compute at full speed; 0 means all of them."""
-    return cores if 0 < cores < workers else 0

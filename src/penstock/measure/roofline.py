@@ -22,7 +22,7 @@ from math import prod
 from typing import Any, TypeAlias
 
 import torch
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry
 
 from penstock.capture.contract import Batch, StageProgram
 from penstock.capture.layer_graph import LayerGraph
@@ -46,8 +46,8 @@ from penstock.measure.layer_runs import (
     undisturbed,
     walk,
 )
-from penstock.measure.layer_times import LayerBytes, PassSeconds, layer_costs
-from penstock.measure.same_work import edges_of, parameters_of, work_of
+from penstock.measure.layer_times import LayerBytes, PassSeconds, profile_from
+from penstock.measure.same_work import work_of
 from penstock.profile.model_profile import ModelProfile
 from penstock.torch_internals import (
     CPU_ATTENTION,
@@ -60,17 +60,6 @@ from penstock.torch_internals import (
 )
 
 
-def _cpu_attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    """Operations of attention on the CPU, which PyTorch's table does not contain."""
-    return sdpa_flop_count(query.shape, key.shape, value.shape)
-
-
-def _cpu_attention_backward(
-    gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any
-) -> int:
-    return sdpa_backward_flop_count(gradient.shape, query.shape, key.shape, value.shape)
-
-
 def _experts(rows: Any, weights: Any, *_: Any, **__: Any) -> float:
     """Product of each row with one of several matrices, or (backward) of each part with its own."""
     return 2 * rows.numel() * weights.shape[-1]
@@ -79,10 +68,6 @@ def _experts(rows: Any, weights: Any, *_: Any, **__: Any) -> float:
 def _four_bits(x: Any, _: Any, shape: Any, *__: Any, **___: Any) -> float:
     """A linear layer of bitsandbytes, whose weights are dequantised within the product."""
     return 2 * x.numel() * shape[0]
-
-
-def _attention(query: Any, key: Any, value: Any, is_causal: bool, **_: Any) -> float:
-    return attention_operations(query, key, value, is_causal)
 
 
 def _attention_backward(
@@ -94,10 +79,12 @@ def _attention_backward(
 
 OPERATIONS: dict[Any, Callable[..., float]] = {
     **flop_registry,
-    CPU_ATTENTION: _cpu_attention,
-    CPU_ATTENTION_BACKWARD: _cpu_attention_backward,
+    CPU_ATTENTION: flop_registry[torch.ops.aten._scaled_dot_product_flash_attention],
+    CPU_ATTENTION_BACKWARD: flop_registry[
+        torch.ops.aten._scaled_dot_product_flash_attention_backward
+    ],
     GROUPED_PRODUCT: _experts,
-    ATTENTION: _attention,
+    ATTENTION: attention_operations,
     ATTENTION_BACKWARD: _attention_backward,
 }
 """The number of operations of operators that multiply matrices, from their arguments."""
@@ -152,7 +139,10 @@ class OperatorSeconds(TorchDispatchMode):
         made = [leaf for leaf in pytree.tree_leaves(result) if torch.is_tensor(leaf)]
         if made and not func.is_view and func.overloadpacket.__name__ not in FREE:
             read = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if torch.is_tensor(leaf)]
-            if self._chain is not None and is_fused(func):
+            is_pointwise = torch.Tag.pointwise in func.tags
+            if self._chain is not None and (
+                is_pointwise or func.overloadpacket.__name__ in FUSED_BESIDES
+            ):
                 self._chain.add(read, made)
             else:
                 if self._chain is not None:
@@ -241,11 +231,6 @@ class FusedKernel:
         return 0 if tensor is None else tensor.nbytes
 
 
-def is_fused(func: Any) -> bool:
-    """Return whether a compiler fuses an operator with its neighbours."""
-    return torch.Tag.pointwise in func.tags or func.overloadpacket.__name__ in FUSED_BESIDES
-
-
 Cost: TypeAlias = tuple[PassSeconds, LayerBytes]
 """The costs of one layer at one batch size."""
 
@@ -291,20 +276,14 @@ def estimate_profile(
             raise BadInput(f"batch sizes {list(sizes)} cannot be estimated; all must be >= 1")
         target = RooflineTarget(hardware, autocast, compiled)
         estimates = estimate(graph, [resized(leaves, size) for size in sizes], target)
-    own, shared = parameters_of(graph)
-    return ModelProfile(
-        name=graph.name,
-        layers=layer_costs(graph.layer_names, sizes, estimates, own),
-        edges=edges_of(graph, graph.lengths_of(dict(enumerate(leaves)))),
-        shared=shared,
-        batch_size=max(sizes),
+    return replace(
+        profile_from(graph, leaves, sizes, estimates),
         step_s_per_byte=ADAM_STEP_PASSES / (hardware.memory_share * hardware.bytes_per_s),
         host_step_s_per_byte=HOST_STEP_S_PER_BYTE,
         source=f"estimated for {hardware.name} ({hardware.source})"
         + (", compiled" if compiled else ""),
         device=hardware.name,
         flops_per_sample=sum(own.flops for _, own in estimates[-1]) / sizes[-1],
-        whole_loss=bool(graph.whole_loss),
     )
 
 
@@ -389,8 +368,13 @@ def estimate_batch(
         inputs = [tensor for tensor in run.received if tensor.requires_grad]
         parameters = [p for p in run.program.module.parameters() if p.requires_grad]
         if run.has_checkpoints:
-            backward_s, workspace = with_checkpoints(run, outputs, own)
-            found = backward_s, backward_s, 0.0
+            # As a whole: reentrant checkpoints give no gradients of chosen tensors, and no part of
+            # what is within checkpoints can be deferred.
+            roots, backward, workspace = run.differentiable(outputs), own.counting(), 0
+            if roots:
+                with mode_of(roots), own.attention(), backward:
+                    workspace = run.peak_of_backward(outputs)
+            found = backward.seconds, backward.seconds, 0.0
             flops = 3 * forward.flops  # a backward has two products for each; recompute is no use
         else:
             wanted = ([*inputs, *parameters], inputs, parameters)
@@ -432,21 +416,6 @@ def towards(
 def mode_of(tensors: Sequence[torch.Tensor]) -> FakeTensorMode:
     """The mode of tensors without values."""
     return tensors[0].fake_mode  # type: ignore[attr-defined, no-any-return]
-
-
-def with_checkpoints(
-    run: LayerRun, outputs: Sequence[torch.Tensor], target: RooflineTarget
-) -> tuple[float, int]:
-    """Seconds of the backward of a layer with the user's own checkpoints, and its peak bytes.
-
-    It is run as a whole: reentrant checkpoints give no gradients of chosen tensors, and no part of
-    what is within checkpoints can be deferred.
-    """
-    if not run.differentiable(outputs):
-        return 0.0, 0
-    with mode_of(run.differentiable(outputs)), target.attention(), target.counting() as backward:
-        workspace = run.peak_of_backward(outputs)
-    return backward.seconds, workspace
 
 
 class EqualLayers:

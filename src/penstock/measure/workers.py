@@ -46,7 +46,7 @@ def profile_and_speeds(
     }
     kind = usual_kind(cluster)
     ranks = [rank for rank, device in enumerate(cluster.devices) if device.kind == kind]
-    by_seconds = sorted(ranks, key=lambda rank: all_seconds(together[rank]))
+    by_seconds = sorted(ranks, key=lambda rank: together[rank].whole_s)
     usual = together[by_seconds[(len(ranks) - 1) // 2]]
     speeds = [layer_speeds(usual, together[rank]) for rank in range(len(profiles))]
     found = with_speeds(cluster, [middle(of_layers, 0.5) for of_layers in speeds])
@@ -84,12 +84,6 @@ def with_speeds(cluster: Cluster, speeds: Sequence[float]) -> Cluster:
         for host in cluster.hosts
     )
     return replace(cluster, hosts=hosts)
-
-
-def all_seconds(profile: ModelProfile) -> float:
-    """Seconds of all layers, forward and backward, with the profiled batch."""
-    every, samples = range(len(profile.layers)), profile.batch_size
-    return profile.work_s(every, samples)
 
 
 def layer_speeds(usual: ModelProfile, own: ModelProfile) -> list[tuple[float, float]]:

@@ -122,7 +122,8 @@ def layers_named(subject: str, text: str, profile: ModelProfile) -> range:
             index
             for index, layer in enumerate(profile.layers)
             # A published profile has the number of a layer before its name.
-            if any(is_part_of(name, part) for name in (layer.name, layer.name.partition(" ")[2]))
+            for name in (layer.name, layer.name.partition(" ")[2])
+            if name == part or name.startswith(f"{part}.") or fnmatchcase(name, part)
         }
         named = named or {"first": {0}, "last": {count - 1}}.get(part) or set(numbers_of(part))
         if not named or max(named) >= count:
@@ -141,11 +142,6 @@ def layers_named(subject: str, text: str, profile: ModelProfile) -> range:
             f"{lo}-{hi - 1}"
         )
     return range(lo, hi)
-
-
-def is_part_of(layer: str, name: str) -> bool:
-    """Return whether a layer has a name or is part of the module of that name."""
-    return layer == name or layer.startswith(f"{name}.") or fnmatchcase(layer, name)
 
 
 def allowed_runs(

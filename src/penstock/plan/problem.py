@@ -6,7 +6,7 @@ from functools import cached_property
 from math import inf
 from typing import Literal, TypeAlias, TypeVar, cast
 
-from penstock.cluster.cluster import Cluster, model_and_memory, same_memory, with_memory_reserve
+from penstock.cluster.cluster import Cluster, may_be, with_memory_reserve
 from penstock.errors import BadInput
 from penstock.plan.choices import choice_refusal
 from penstock.plan.ordering import blocks_refusal
@@ -282,8 +282,8 @@ def other_kinds_words(profile: ModelProfile, cluster: Cluster) -> str:
     """That devices of another kind count as fast as the profile's own; empty where none do."""
     own = profile.device
     kinds = dict.fromkeys(device.kind for device in cluster.devices if device.speed == 1.0)
-    other = [kind for kind in kinds if not may_be(kind, own)]
-    if not own or not other:
+    other = [kind for kind in kinds if own and not may_be(kind, own)]
+    if not other:
         return ""
     return (
         f"the times of profile '{profile.name}' are of {own}, and cluster '{cluster.name}' counts "
@@ -301,12 +301,6 @@ def foreign_kinds(profile: ModelProfile, cluster: Cluster) -> list[str]:
     kinds = {device.kind: device.speed for device in cluster.devices}
     other = [kind for kind in kinds if own and not may_be(kind, own)]
     return [kind for kind in other if kinds[kind] == 1.0 or len(other) == len(kinds)]
-
-
-def may_be(kind: str, own: str) -> bool:
-    """Return whether two names of devices may be those of one kind."""
-    (model, memory), (own_model, own_memory) = map(model_and_memory, (kind, own))
-    return (own_model <= model or model <= own_model) and same_memory(memory, own_memory)
 
 
 Score: TypeAlias = Callable[[Plan], float]
@@ -337,14 +331,7 @@ def remembered(find: Callable[[PlanningProblem], Answer]) -> Callable[[PlanningP
     The result must not depend on the problem's schedules; else see `remembered_by_schedules`.
     """
 
-    def answer(problem: PlanningProblem) -> Answer:
-        known = cast("dict[object, Answer]", problem.known_answers)
-        found = known.get(find)
-        if found is None:
-            found = known[find] = find(problem)
-        return found
-
-    return answer
+    return lambda problem: recalled(problem, find, None, lambda: find(problem))
 
 
 def remembered_by_schedules(
@@ -352,10 +339,7 @@ def remembered_by_schedules(
 ) -> Callable[[PlanningProblem], Answer]:
     """As `remembered`, with a result for the schedules of each `PlanningProblem.under`."""
 
-    def answer(problem: PlanningProblem) -> Answer:
-        return recalled(problem, find, problem.schedules, lambda: find(problem))
-
-    return answer
+    return lambda problem: recalled(problem, find, problem.schedules, lambda: find(problem))
 
 
 def recalled(

@@ -190,7 +190,11 @@ def cuts_that_keep(
     i..j-1 as stage k on its devices (or their bytes), and infinite where a pin forbids the run.
     """
     layers, stages = len(problem.profile.layers), len(sets)
-    places = np.array(places_to_cut(problem, pins), dtype=np.int64)
+    every = list(range(layers + 1))
+    if not any(pin.equal for pin in pins):  # where there are many, likely ones and those of pins
+        ends = {end for pin in pins if pin.layers for end in (pin.layers.start, pin.layers.stop)}
+        every = sorted({*likely_cuts(problem, MOST_CUTS), *ends})
+    places = np.array(every, dtype=np.int64)
     starts, stops = places[:, None], places[None, :]
     best = np.where(places == 0, 0.0, inf)
     chosen: list[NDArray[np.int64]] = []
@@ -248,14 +252,6 @@ def evened(
     return tuple(map(int, now))
 
 
-def places_to_cut(problem: PlanningProblem, pins: Sequence[Pin]) -> list[int]:
-    """All places to cut, or likely ones and those of the pins where there are many."""
-    if any(pin.equal for pin in pins):
-        return list(range(len(problem.profile.layers) + 1))
-    ends = {end for pin in pins if pin.layers for end in (pin.layers.start, pin.layers.stop)}
-    return sorted({*likely_cuts(problem, MOST_CUTS), *ends})
-
-
 def loads_of(
     problem: PlanningProblem, devices: Sequence[int], size: int, by_memory: bool
 ) -> NDArray[np.float64]:
@@ -279,21 +275,17 @@ def check_pins(problem: PlanningProblem) -> None:
     """
     if can_keep(problem, problem.pins):
         return
+    most = f" in at most {problem.max_stages} stages" if problem.max_stages else ""
     for count in (1, 2):
         for some in combinations(problem.pins, count):
             if not can_keep(problem, some):
                 no_plan = "cannot be kept" if count == 1 else "contradict each other"
                 raise BadInput(
                     f"{pins_text(some)} {no_plan} with {len(problem.profile.layers)} layers on "
-                    f"{len(problem.cluster.devices)} devices{stages_words(problem)}; change or "
+                    f"{len(problem.cluster.devices)} devices{most}; change or "
                     f"leave out {'it' if count == 1 else 'one'}"
                 )
     raise BadInput(f"{pins_text(problem.pins)} contradict one another; leave one out")
-
-
-def stages_words(problem: PlanningProblem) -> str:
-    """The limit on stages, if any."""
-    return f" in at most {problem.max_stages} stages" if problem.max_stages else ""
 
 
 def can_keep(problem: PlanningProblem, pins: Sequence[Pin]) -> bool:

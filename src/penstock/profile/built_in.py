@@ -38,24 +38,16 @@ from penstock.profile.model_profile import (
 )
 
 
-def packaged(name: str) -> ModelProfile:
-    """A model of the package; comments in its file name the source of its numbers."""
-    path = Path(__file__).parent / "models" / f"{name}.toml"
+def packaged(path: Path) -> ModelProfile:
+    """A model of the package."""
     return model_from_table(read_text(path, "model table"), path)
 
 
 MODELS: dict[str, Callable[[], ModelProfile]] = {
-    "bert-48": partial(packaged, "bert-48"),
-    "xlnet-36": partial(packaged, "xlnet-36"),
-    "gnmt-16": partial(packaged, "gnmt-16"),
-    "amoebanet-36": partial(packaged, "amoebanet-36"),
-    "vgg-19": partial(packaged, "vgg-19"),
-    "resnet-50": partial(packaged, "resnet-50"),
-    "vgg-16": partial(packaged, "vgg-16"),
-    "inception-v3": partial(packaged, "inception-v3"),
-    "gnmt-8": partial(packaged, "gnmt-8"),
-    "bert-32": partial(packaged, "bert-32"),
+    path.stem: partial(packaged, path)
+    for path in sorted(Path(__file__).parent.glob("models/*.toml"), key=lambda path: path.stem)
 }
+"""The models of the package; comments in their files name the sources of their numbers."""
 
 
 COLUMNS = ("layer", "forward_ms", "backward_ms", "activation_mb", "parameter_mb")

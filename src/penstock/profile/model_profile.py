@@ -322,6 +322,11 @@ class ModelProfile(Table):
         """The profile of batches of one length."""
         return replace(self, layers=costs.layers, edges=costs.edges, by_length=())
 
+    @property
+    def whole_s(self) -> float:
+        """Seconds for one forward and backward of all layers on the profiled batch at speed 1."""
+        return self.work_s(range(len(self.layers)), self.batch_size)
+
     def forward_s(self, layers: range, samples: float) -> float:
         """Seconds for one forward of ``layers`` on ``samples`` samples at speed 1."""
         return sum(self.layers[i].forward_s.at(samples) for i in layers)

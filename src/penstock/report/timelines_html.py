@@ -10,7 +10,7 @@ from string import Template
 from penstock.files import Json
 from penstock.text import seconds_text
 from penstock.timeline.device_rows import DeviceRow, DrawnEvent, GanttRows, gantt_rows, stage_names
-from penstock.timeline.palette import THEMES, Style, Theme, fill_of, ink_on, legend_entries
+from penstock.timeline.palette import THEMES, Style, fill_of, ink_on, legend_entries
 from penstock.timeline.timeline import Timeline
 
 TIMELINE_SCRIPTS = ("drawing.js", "timelines.js")
@@ -66,7 +66,12 @@ def timelines_data(panels: Sequence[TimelinePanel]) -> dict[str, Json]:
             for panel in panels
         ],
         "kinds": [style.kind for style in styles],
-        "themes": {name: theme_data(theme, styles) for name, theme in THEMES.items()},
+        # Colours of the parts of a theme, of each style, and of the text on each style.
+        "themes": {
+            name: {**theme.inks, "fills": [*fills], "inks": [ink_on(fill) for fill in fills]}
+            for name, theme in THEMES.items()
+            for fills in [[fill_of(style, theme) for style in styles]]
+        },
     }
 
 
@@ -102,12 +107,6 @@ def lane_data(
 def rounded(value: float) -> float:
     """A number with nine digits, which keeps the page small."""
     return float(f"{value:.9g}")
-
-
-def theme_data(theme: Theme, styles: Sequence[Style]) -> dict[str, Json]:
-    """The colours of a theme: of its parts, of each style, and of the text on each style."""
-    fills = [fill_of(style, theme) for style in styles]
-    return {**theme.inks, "fills": [*fills], "inks": [ink_on(fill) for fill in fills]}
 
 
 def legend(panels: Sequence[TimelinePanel]) -> str:

@@ -168,18 +168,12 @@ def one_at_a_time(schedule: Schedule, shape: PipelineShape) -> Schedule:
     if not schedule.concurrent:
         return schedule
     # R belongs to its backward; the clock need not see it.
-    plain = ConcurrentIteration(without_recomputes(schedule), replace(shape, recompute=()))
+    bare = tuple(Order([a for a in order if a.kind != "R"]) for order in schedule.orders)
+    plain = ConcurrentIteration(replace(schedule, orders=bare), replace(shape, recompute=()))
     spans = plain.run()
     orders: list[Order] = []
-    for order in schedule.orders:
+    for order in bare:
         # The sort is stable.
-        actions = sorted((a for a in order if a.kind != "R"), key=lambda action: spans[action][0])
+        actions = sorted(order, key=lambda action: spans[action][0])
         orders.append(with_recomputes(Order(actions), shape))
     return replace(schedule, orders=tuple(orders), concurrent=False)
-
-
-def without_recomputes(schedule: Schedule) -> Schedule:
-    def kept(order: Order) -> list[Action]:
-        return [action for action in order if action.kind != "R"]
-
-    return replace(schedule, orders=tuple(Order(kept(order)) for order in schedule.orders))

@@ -27,7 +27,10 @@ def validate(schedule: Schedule, shape: PipelineShape) -> None:
     """
     check_playable(schedule, shape)
     check_channels(schedule, shape)
-    check_limits(schedule, shape)
+    if words := excess(schedule, shape):
+        raise BadInput(
+            f"the schedule {words}; use one that keeps fewer micro-batches in flight, or recompute"
+        )
 
 
 def check_playable(schedule: Schedule, shape: PipelineShape) -> None:
@@ -142,15 +145,6 @@ def check_deadlock_free(schedule: Schedule, shape: PipelineShape) -> None:
             for stream, stop, end in zip(streams, reached, ends, strict=True)
         ]
         raise BadInput(explain_deadlock(left, shape))
-
-
-def check_limits(schedule: Schedule, shape: PipelineShape) -> None:
-    """Raise unless every stage stays within its in-flight limit and every group in its memory."""
-    words = excess(schedule, shape)
-    if words:
-        raise BadInput(
-            f"the schedule {words}; use one that keeps fewer micro-batches in flight, or recompute"
-        )
 
 
 def excess(schedule: Schedule, shape: PipelineShape) -> str:

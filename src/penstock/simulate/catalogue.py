@@ -46,8 +46,11 @@ class Catalogue:
         self.hardware = hardware_in_core(cluster)
         self.state = optimizer_bytes_per_parameter_byte
         self.skips = any(edge.consumer - edge.producer > 1 for edge in profile.edges)
-        self.stages = Recent[object, StageWork](MOST_SECONDS, weight_of_stage)
-        self.boundaries = Recent[object, Boundary](MOST_PAIRS, weight_of_boundary)
+        # A stage keeps the numbers of each replica, and its segments; a boundary keeps pairs.
+        self.stages = Recent[object, StageWork](
+            MOST_SECONDS, lambda work: work.size * (17 + len(work.segment_layers)) + 20
+        )
+        self.boundaries = Recent[object, Boundary](MOST_PAIRS, lambda own: len(own.pairs) + 3)
         self.ties = Recent[object, TiedGroup](MOST_PAIRS, lambda tie: len(tie.shares))
 
     @cached_property
@@ -159,16 +162,6 @@ def copies_joined(ends: tuple[int, int], copies: Sequence[tuple[int, ...]]) -> s
     sends, receives = (copies[stage] for stage in ends)
     period = lcm(len(sends), len(receives))
     return {(sends[m % len(sends)], receives[m % len(receives)]) for m in range(period)}
-
-
-def weight_of_stage(work: StageWork) -> int:
-    """Numbers that a stage keeps: those of each replica, and its segments."""
-    return work.size * (17 + len(work.segment_layers)) + 20
-
-
-def weight_of_boundary(boundary: Boundary) -> int:
-    """Pairs of a boundary, plus what an empty one takes."""
-    return len(boundary.pairs) + 3
 
 
 def workload_of(

@@ -49,8 +49,15 @@ def meeting_price(problem: PlanningProblem, plan: Plan, every: int) -> MeetingPr
     stages run side by side, except that those that cross the same port follow one another.
     """
     pipelines_in(plan)
-    alone = [one_pipeline(plan, number) for number in range(plan.stages[0].replicas)]
-    alone_s = max(predict_plan(problem, one, with_timeline=False).iteration_s for one in alone)
+    alone_s = 0.0
+    for number in range(plan.stages[0].replicas):
+        (size,) = {stage.slices[number] for stage in plan.stages}
+        stages = tuple(
+            replace(stage, devices=(stage.devices[number],), slices=(size,))
+            for stage in plan.stages
+        )
+        one = replace(plan, stages=stages, micro_batch_size=size, memory_bytes=())
+        alone_s = max(alone_s, predict_plan(problem, one, with_timeline=False).iteration_s)
     catalogue = Catalogue(problem.profile, problem.cluster)
     busy_s = defaultdict[object, float](float)
     for stage in plan.stages:
@@ -58,12 +65,3 @@ def meeting_price(problem: PlanningProblem, plan: Plan, every: int) -> MeetingPr
         for place in (stage, *{*work.ports.outgoing, *work.ports.incoming}):
             busy_s[place] += sum(share.buckets * share.seconds for share in work.shares)
     return MeetingPrice(every, alone_s, max(busy_s.values()))
-
-
-def one_pipeline(plan: Plan, number: int) -> Plan:
-    """The plan of one of the pipelines, on its rows."""
-    (size,) = {stage.slices[number] for stage in plan.stages}
-    stages = (
-        replace(stage, devices=(stage.devices[number],), slices=(size,)) for stage in plan.stages
-    )
-    return replace(plan, stages=tuple(stages), micro_batch_size=size, memory_bytes=())

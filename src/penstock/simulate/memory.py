@@ -163,7 +163,9 @@ def device_samples(
     workspace_bytes = 0.0
     samples = [MemorySample(work.device, 0.0, bytes_of(memories, held))]
     for time_s, starts, action in in_time(streams):
-        instance = workload.instances.of(in_iteration(action, workload))
+        # The schedule names actions of the first iteration.
+        number = action.micro_batch % workload.micro_batches_per_iteration
+        instance = workload.instances.of(Action(action.kind, action.stage, number))
         running_bytes = memories[instance].workspace_bytes
         if starts:
             is_recomputed = (action.stage, action.micro_batch) in recomputed
@@ -178,12 +180,6 @@ def device_samples(
         if samples[-1].bytes != level_bytes:
             samples.append(MemorySample(work.device, time_s, level_bytes))
     return samples
-
-
-def in_iteration(action: Action, workload: Workload) -> Action:
-    """The same action of the first iteration, which is what the schedule names."""
-    number = action.micro_batch % workload.micro_batches_per_iteration
-    return Action(action.kind, action.stage, number)
 
 
 def in_time(

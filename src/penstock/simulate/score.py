@@ -92,13 +92,10 @@ def make_score(problem: PlanningProblem) -> Score:
         key = (plan.schedule, plan.shape())
         orders = orders_of_shapes.find(key, lambda: orders_of_plan(plan))
         if orders.concurrent:
-            return score_by_times(plan)
+            prediction = predict_plan(problem, plan)
+            return prediction.iteration_s if prediction.fits else inf
         parts = catalogue.parts_of(plan, orders.instances)
         fits = native.fits(parts.in_core, orders.in_core)
         return iteration_s(parts, orders) if fits else inf
-
-    def score_by_times(plan: Plan) -> float:
-        prediction = predict_plan(problem, plan)
-        return prediction.iteration_s if prediction.fits else inf
 
     return score

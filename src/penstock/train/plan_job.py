@@ -51,15 +51,7 @@ def training_problem(problem: PlanningProblem, job: Job) -> PlanningProblem:
     """The planning problem of a run, whose plans keep to the job's constraints."""
     left_out = pins_left_out(job, problem)
     held = tuple(pin for pin in job.constraints.pins if pin not in left_out)
-    return problem_under(
-        replace(job.constraints, pins=held),
-        problem.profile,
-        problem.cluster,
-        problem.global_batch,
-        problem.micro_batch_sizes,
-        problem.optimizer_bytes_per_parameter_byte,
-        problem.kept_on_device,
-    )
+    return problem_under(replace(job.constraints, pins=held), problem)
 
 
 def pins_left_out(job: Job, problem: PlanningProblem) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median
-from typing import cast
 
 import torch
 from torch import nn
@@ -87,7 +86,6 @@ def built_model(job: Job) -> nn.Module:
             f"job '{job.name}': building the model returned {type(model).__name__}, not a "
             f"torch.nn.Module; return the module itself"
         )
-    check_vocabulary(job, model)
     return model
 
 
@@ -123,6 +121,7 @@ def build_and_capture(job: Job, device: torch.device | str = "cpu") -> LayerGrap
 
 def captured(job: Job, model: nn.Module) -> LayerGraph:
     """The job's model where it is, captured."""
+    check_vocabulary(job, model)
     lengths = data_lengths(job) if job.dynamic else None
     graph = capture_model(
         model,
@@ -160,18 +159,14 @@ def captured_without_values(job: Job, dtype: torch.dtype | None) -> LayerGraph:
 
     A model that needs values is built on the CPU, unless it is known not to fit into memory.
     """
+    fits = True
     try:
         with torch.device("meta"):
-            model = job.model()
-    except (Exception, SystemExit):  # whatever a constructor does where there are no values
-        return captured(job, in_type(built_model(job), dtype))
-    if not isinstance(cast(object, model), nn.Module):
-        return build_and_capture(job)  # which says so
-    check_vocabulary(job, model)
-    try:
+            model = built_model(job)
+        fits = sum(parameter.nbytes for parameter in model.parameters()) <= usable_memory_bytes()
         return captured(job, in_type(model, dtype))
-    except Exception:
-        if sum(parameter.nbytes for parameter in model.parameters()) > usable_memory_bytes():
+    except Exception:  # whatever a constructor or a forward does where there are no values
+        if not fits:
             raise
         return captured(job, in_type(built_model(job), dtype))
 
@@ -193,16 +188,11 @@ def estimates_for(
     """
     kinds = list(dict.fromkeys(device.kind for each in clusters for device in each.devices))
     found = dict(zip(kinds, estimate_job(job, kinds), strict=True))
-
-    def seconds(kind: str) -> float:
-        known = found[kind]
-        return known.work_s(range(len(known.layers)), known.batch_size)
-
-    def at_own_speed(cluster: Cluster) -> Cluster:
-        first_s = seconds(cluster.devices[0].kind)
-        return with_devices(cluster, lambda d: replace(d, speed=first_s / seconds(d.kind)))
-
-    return [found[each.devices[0].kind] for each in clusters], list(map(at_own_speed, clusters))
+    profiles = [found[each.devices[0].kind] for each in clusters]
+    return profiles, [
+        with_devices(each, lambda d, own=own: replace(d, speed=own.whole_s / found[d.kind].whole_s))
+        for each, own in zip(clusters, profiles, strict=True)
+    ]
 
 
 def estimated_profile(job: Job, graph: LayerGraph, device: str) -> ModelProfile:

@@ -67,11 +67,7 @@ from penstock.train.plan_job import (
     predict_step,
     problem_of,
 )
-from penstock.train.profile_job import (
-    check_device,
-    cluster_for,
-    cost_job,
-)
+from penstock.train.profile_job import check_device, cluster_for, cost_job
 from penstock.train.run_directory import RunDirectory, latest_run, new_run
 from penstock.train.train_request import Log, TrainRequest, TrainResult
 from penstock.train.training_loop import (
@@ -115,7 +111,8 @@ def run_started_rank(job: Job, request: TrainRequest) -> TrainResult | None:
         world = join_world(request.device, LIMIT_S)
         asked = replace(request, workers=world.size, resume=request.resume or goes_on(request))
         told = say if request.shown and not world.rank else ignore
-        facts = world.all_gather(facts_of(job))
+        what = f"'{job.name}' with {job.steps} steps of {job.batch_size} samples"
+        facts = world.all_gather((socket.gethostname(), versions() | {"the job": what}))
 
         def checked() -> TrainRequest:
             check_alike(facts)
@@ -297,12 +294,6 @@ def goes_on(request: TrainRequest) -> bool:
     again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     directory = RunDirectory(request.out)
     return (again and directory.is_planned) or directory.is_of_this_launch
-
-
-def facts_of(job: Job) -> tuple[str, dict[str, str]]:
-    """A rank's host, and what must be equal on all."""
-    what = f"'{job.name}' with {job.steps} steps of {job.batch_size} samples"
-    return socket.gethostname(), versions() | {"the job": what}
 
 
 def versions() -> dict[str, str]:

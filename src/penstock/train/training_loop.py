@@ -205,7 +205,10 @@ class TrainedPart:
             self._left_out.add(step)
             self._display.note(f"step {step} was left out: {metrics.non_finite}")
         self._seconds.append(metrics.seconds)
-        if is_sampled(step, self.start, self._job.steps):
+        steps, taken = self._job.steps, step - self.start
+        every = max(1, min((steps - self.start) // SAMPLED_TIMELINES, LONGEST_UNSAMPLED))
+        warm = taken > WARM_UP_STEPS or steps - self.start <= WARM_UP_STEPS
+        if step == steps or (warm and step % every == 0):
             timeline = pipe.timeline()
             self._timelines.append((metrics.seconds, timeline))
             if pipe.rank == 0 and not self._job.dynamic:
@@ -379,13 +382,6 @@ def steps_of(job: Job, start: int, needs: BatchNeeds | None = None) -> Iterator[
         batches = job.batches("train", start * job.accumulate, needs)
     steps = iter(lambda: tuple(islice(batches, job.accumulate)), ())
     return islice(steps, job.steps - start)
-
-
-def is_sampled(step: int, start: int, steps: int) -> bool:
-    """Return whether to collect a step's timeline: 20 or more a run, the last, none in warm-up."""
-    every = max(1, min((steps - start) // SAMPLED_TIMELINES, LONGEST_UNSAMPLED))
-    warm = step - start > WARM_UP_STEPS or steps - start <= WARM_UP_STEPS
-    return step == steps or (warm and step % every == 0)
 
 
 def evaluate(pipe: Pipeline, job: Job) -> Evaluation:

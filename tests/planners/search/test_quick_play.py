@@ -6,9 +6,9 @@ from math import inf
 from random import Random
 
 import pytest
-from advice_strategies import problems
 from bound_strategies import bound_problems
 from hypothesis import given, settings
+from planning_strategies import problems
 
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.core.native import Found, Point

@@ -8,10 +8,10 @@ from math import inf
 
 import numpy as np
 import pytest
-from advice_strategies import problems
 from bound_strategies import bound_problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planning_strategies import problems
 from point_loads import load_of, question, straight
 
 from penstock.cluster.cluster import Cluster, Device, Host, Link

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from advice_strategies import problems
 from bound_strategies import bound_problems
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from planning_strategies import problems
 
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.core import native

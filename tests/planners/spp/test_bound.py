@@ -5,8 +5,8 @@ from dataclasses import replace
 from math import inf
 
 import pytest
-from advice_strategies import problems
 from hypothesis import given, settings
+from planning_strategies import problems
 from reference.every_plan import every_plan
 
 from penstock.cluster.cluster import Cluster, Device, Host, Link

@@ -88,7 +88,9 @@ class TrainingStep(nn.Module):
 
         module.log, module.forward = log, recorded
         try:
-            step = call_step(module.training_step, batch)
+            # A training step may leave the number of the batch out.
+            numbered = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
+            step = module.training_step(batch, *([0] if numbered else []))
         finally:
             del module.log, module.forward
         loss = step["loss"] if isinstance(step, Mapping) else step
@@ -100,13 +102,6 @@ class TrainingStep(nn.Module):
         }
         values = {str(place): value for place, value in enumerate(logged.values())}
         return {"loss": loss, "logged": values, "output": output}
-
-
-def call_step(step: Callable[..., Any], batch: Batch) -> Any:
-    """Call a training step, which may leave the number of the batch out."""
-    return (
-        step(batch, 0) if is_param_in_hook_signature(step, "batch_idx", min_args=2) else step(batch)
-    )
 
 
 def places(arguments: tuple[Any, ...], given: list[Any]) -> list[int]:

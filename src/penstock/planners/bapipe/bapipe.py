@@ -62,7 +62,8 @@ def bapipe(problem: PlanningProblem, score: Score) -> Plan:
         for recompute in problem.recompute_choices:
             few = replace(problem, micro_batch_sizes=sizes, recompute="on" if recompute else "off")
             pipelines = list(pipeline_candidates(few, recompute=recompute))
-            whole = list(data_parallel_candidates(few))
+            widest = min(len(few.cluster.devices), max(sizes))
+            whole = list(one_stage_candidates(few, widest))
             best: list[Plan] = []
             for found in (pipelines, whole):
                 with suppress(Infeasible):
@@ -72,12 +73,6 @@ def bapipe(problem: PlanningProblem, score: Score) -> Plan:
             if best:
                 return min(best, key=score)
     raise infeasible(problem, "bapipe")
-
-
-def data_parallel_candidates(problem: PlanningProblem) -> Iterator[Candidate]:
-    """The whole model on every device."""
-    count = min(len(problem.cluster.devices), max(problem.micro_batch_sizes))
-    return one_stage_candidates(problem, count)
 
 
 def methods_for(problem: PlanningProblem) -> tuple[str, ...]:
@@ -194,8 +189,9 @@ class StraightPipeline:
         """Balanced, coarse where a link is slow, tuned to chips and memory; empty if none fits."""
         layers = len(self.layers_s)
         cuts = inter_layer_cuts(self.layers_s, self.speeds, range(1, layers))
-        if not self.transfers_keep_up(cuts):
-            coarse = coarse_cuts(self.transfers_s, self.bottleneck_s(cuts))
+        busiest_s = self.bottleneck_s(cuts)
+        if any(self.transfers_s[cut] > busiest_s for cut in cuts[1:-1]):
+            coarse = coarse_cuts(self.transfers_s, busiest_s)
             cuts = inter_layer_cuts(self.layers_s, self.speeds, coarse)
         stages = len(cuts) - 1
         devices = self.problem.cluster.devices
@@ -213,10 +209,6 @@ class StraightPipeline:
             devices[device].chip.read_s(float(runs.parameters[lo, hi])) > 0
             for (lo, hi), device in zip(pairwise(cuts), self.devices, strict=False)
         )
-
-    def transfers_keep_up(self, cuts: tuple[int, ...]) -> bool:
-        """Return whether no boundary takes longer to cross than a stage computes."""
-        return all(self.transfers_s[cut] <= self.bottleneck_s(cuts) for cut in cuts[1:-1])
 
     def bottleneck_s(self, cuts: tuple[int, ...]) -> float:
         return max(self.busy_s(s, lo, hi) for s, (lo, hi) in enumerate(pairwise(cuts)))

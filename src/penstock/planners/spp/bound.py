@@ -6,9 +6,9 @@ from math import inf
 
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.collectives import message_resources
-from penstock.core.native import GradientShare, Ports, StageWork
+from penstock.core.native import GradientShare, Ports
 from penstock.costs.tables import crowding
-from penstock.plan.plan import Plan, Stage
+from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
 from penstock.simulate.catalogue import Catalogue
 from penstock.simulate.orders import one_instance_a_stage
@@ -80,7 +80,12 @@ def workload_s(problem: PlanningProblem, plan: Plan) -> float:
 def workload_of(problem: PlanningProblem, plan: Plan, parts: Parts) -> float:
     messages = list(messages_of(problem.cluster, parts))
     busiest_s = max((shared_s(message, messages) for message in messages), default=0.0)
-    computing_s = max(map(computing_of, plan.stages, parts.stages))
+    # With reads of parameters from off-chip memory, and what messages take of the device.
+    computing_s = max(
+        sum(replica.seconds(kind) for kind in ("FBR" if stage.recompute else "FB"))
+        for stage, work in zip(plan.stages, parts.stages, strict=True)
+        for replica in work.replicas
+    )
     return plan.micro_batches * max(
         crowding(problem.cluster, plan.devices) * computing_s, busiest_s
     )
@@ -90,15 +95,6 @@ def parts_of(problem: PlanningProblem, plan: Plan) -> Parts:
     """The work of a plan as the simulator has it."""
     catalogue = Catalogue(problem.profile, problem.cluster)
     return catalogue.parts_of(plan, one_instance_a_stage(len(plan.stages)))
-
-
-def computing_of(stage: Stage, work: StageWork) -> float:
-    """Forward, backward and recompute of a micro-batch on the slowest replica.
-
-    They include reads of parameters from off-chip memory, and what messages take of the device.
-    """
-    kinds = ("F", "B", "R") if stage.recompute else ("F", "B")
-    return max(sum(replica.seconds(kind) for kind in kinds) for replica in work.replicas)
 
 
 def shared_s(one: Occupation, others: Iterable[Occupation]) -> float:

@@ -56,17 +56,20 @@ def sources_of(weights: Weights | Path | str, graph: LayerGraph) -> dict[str, St
     check_architecture(directory, model)
     held = stored_tensors(model)
     renamed = own_names(model, stored, held)
-    check_merged(directory, [name for name, own in renamed.items() if own is None])
+    if merged := [name for name, own in renamed.items() if own is None]:
+        raise BadInput(
+            f"'{directory}' has tensors that transformers merges when it loads them "
+            f"({listed(merged)}); load it with from_pretrained() once, and save it with "
+            f"save_pretrained(..., save_original_format=False)"
+        )
     found = {own: stored[name] for name, own in renamed.items() if own is not None}
     first = {name: graph.tied_names.get(name, name) for name in held}
     sources = {first[name]: tensor for name, tensor in found.items() if name in held}
     # If several names of a tied tensor are there, the first one is read.
     sources |= {name: tensor for name, tensor in found.items() if first.get(name) == name}
-    new = [
-        *weights.new,
-        *adapter_patterns(model),
-        *expressions(model, "_keys_to_ignore_on_load_missing"),
-    ]
+    new = [*weights.new, *expressions(model, "_keys_to_ignore_on_load_missing")]
+    if is_adapted(model):  # the files of a model do not contain an adapter's own tensors
+        new.append(f"*.{getattr(model.base_model, 'prefix', 'lora_')}*")
     unused = [*weights.unused, *expressions(model, "_keys_to_ignore_on_load_unexpected")]
     optional = {name for name, _ in model.named_buffers(remove_duplicate=False)}
     missing = [n for n in dict.fromkeys(first.values()) if n not in sources and not fits(n, new)]
@@ -207,23 +210,6 @@ def without_adapter(name: str) -> str:
     'layers.0.q_proj.weight'
     """
     return name.removeprefix("base_model.model.").replace(".base_layer.", ".")
-
-
-def adapter_patterns(model: nn.Module) -> list[str]:
-    """Patterns of an adapter's own tensors, which the files of a model do not contain."""
-    if not is_adapted(model):
-        return []
-    return [f"*.{getattr(model.base_model, 'prefix', 'lora_')}*"]
-
-
-def check_merged(directory: Path, names: Sequence[str]) -> None:
-    """Raise `BadInput` if a tensor would have to be merged from several in the files."""
-    if names:
-        raise BadInput(
-            f"'{directory}' has tensors that transformers merges when it loads them "
-            f"({listed(names)}); load it with from_pretrained() once, and save it with "
-            f"save_pretrained(..., save_original_format=False)"
-        )
 
 
 def check_names(directory: Path, model: str, missing: Sequence[str], left: Sequence[str]) -> None:
