@@ -34,7 +34,7 @@ class PlanInputs:
 
     profile: str = ""
     cluster: str = ""
-    profile_batch: int = 0
+    profile_batch: int | None = None
     memory_reserve: float = 0.0
     optimizer_state: float = 2.0
 
@@ -80,7 +80,7 @@ def write_planned(
         "format": "penstock-prediction",
         "schema_version": 1,
         "profile": inputs.profile if inputs.profile in MODELS else absolute(inputs.profile),
-        "profile_batch": inputs.profile_batch,
+        "profile_batch": inputs.profile_batch or 0,
         "cluster": inputs.cluster if inputs.cluster in CLUSTERS else absolute(inputs.cluster),
         **planned.to_json(planning_s),
     }
