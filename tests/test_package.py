@@ -8,8 +8,16 @@ from importlib.resources import files
 from typing import Any
 
 from scripts import ROOT
+from typer.main import get_command
 
 import penstock as package
+from penstock.cli import COMMANDS, app_of
+
+VERBS = set(
+    """Add Allow Build Carry Change Checkpoint Compare Compute Continue Count Do Draw End Estimate
+    Fail Find Fix Follow Force Give Keep Leave Limit List Measure Move Name Place Plan Price Print
+    Read Run Say Search Set Shard Show Simulate Start Stop Take Train Try Use Write""".split()
+)
 
 
 def test_type_checkers_find_the_annotations() -> None:
@@ -25,9 +33,21 @@ def test_the_version_is_told(penstock: Callable[..., Any]) -> None:
 
 def test_help_says_what_each_command_does_to_the_end(penstock: Callable[..., Any]) -> None:
     lines = penstock("--help").output.splitlines()
-    commands = lines[lines.index("Commands:") + 1 :]
-    assert len(commands) > 10 and [line for line in commands if not line.endswith(".")] == []
+    shown = [line for line in lines[lines.index("Plan:") :] if line]
+    assert [line for line in shown if line.endswith(":")] == ["Plan:", "Train:", "Inspect:"]
+    commands = [line for line in shown if not line.endswith(":")]
+    assert [line.split()[0] for line in commands] == list(COMMANDS)
+    assert [line for line in commands if not line.endswith(".")] == []
     assert "..." not in "".join(commands)
+
+
+def test_each_help_begins_with_a_verb_and_0_never_stands_for_none() -> None:
+    commands: Any = vars(get_command(app_of()))["commands"]
+    helps = {(name,): command.help for name, command in commands.items()}
+    for name, command in commands.items():
+        helps |= {(name, each.name): each.help for each in command.params}
+    assert {key: text for key, text in helps.items() if text.split()[0] not in VERBS} == {}
+    assert {key: text for key, text in helps.items() if "(0" in text} == {}
 
 
 def test_a_source_distribution_has_what_the_tests_read() -> None:

@@ -9,9 +9,10 @@ import sys
 from collections.abc import Iterable
 from importlib import import_module
 from io import TextIOWrapper
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from penstock import __version__
 from penstock.commands.options import with_options
@@ -72,15 +73,14 @@ def penstock(
 
 
 class GroupedCommands(TyperGroup):
-    """The commands, which its help lists in their groups."""
+    """Commands that the help lists in groups."""
 
-    def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
         """List the commands of each group, with the first sentence of their help."""
         for title, names in GROUPS.items():
             with formatter.section(title):
-                formatter.write_dl(
-                    [(name, self.commands[name].get_short_help_str(LONGEST_HELP)) for name in names]
-                )
+                helps = [self.commands[name].get_short_help_str(formatter.width) for name in names]
+                formatter.write_dl([*zip(names, helps, strict=True)])
 
 
 def app_of(names: Iterable[str] = tuple(COMMANDS)) -> typer.Typer:

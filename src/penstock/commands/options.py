@@ -234,7 +234,7 @@ class JobOptions:
     pin: Pins = None
     pp: PipelineStages = None
     remeasure: Annotated[
-        bool, Option("--remeasure", help="With --resume: measure and plan again.")
+        bool, Option("--remeasure", help="Measure and plan again, also with --resume.")
     ] = False
     no_verify: NoVerify = False
     save_weights: Annotated[
