@@ -66,7 +66,9 @@ def print_version(asked: bool) -> None:
 def penstock(
     version: Annotated[
         bool,
-        typer.Option("-V", "--version", callback=print_version, is_eager=True, help="Print the version."),
+        typer.Option(
+            "-V", "--version", callback=print_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     """Planned pipeline-parallel training for PyTorch."""

@@ -89,6 +89,10 @@ class Comparisons(tuple[Comparison, ...]):
 
     __slots__ = ()
 
+    def __repr__(self) -> str:
+        first = f", first {self[0]!r}" if self else ""
+        return f"Comparisons({len(self)} rows{first})"
+
     def _repr_html_(self) -> str:
         rows = (
             (

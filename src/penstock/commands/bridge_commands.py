@@ -128,9 +128,7 @@ def import_layout(
     *,
     layout: Annotated[str, Argument(metavar="FILE", help="Read this layout of another framework.")],
     source: Source,
-    profile: Annotated[
-        str, Option(metavar="P", help="Read the profile of the layout's model.")
-    ],
+    profile: Annotated[str, Option(metavar="P", help="Read the profile of the layout's model.")],
     profile_batch: options.ProfileBatch = None,
     cluster: Annotated[
         str, Option(metavar="C", help="Simulate the plan on this cluster, by name or TOML file.")

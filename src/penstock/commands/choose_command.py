@@ -31,9 +31,7 @@ def choose(
         str, Option(metavar="a,b", help="Plan for these: names or TOML files, with commas.")
     ],
     batch: options.Batch,
-    tokens: Annotated[
-        float | None, Option(min=0, metavar="N", help="Train on N tokens.")
-    ] = None,
+    tokens: Annotated[float | None, Option(min=0, metavar="N", help="Train on N tokens.")] = None,
     samples: Annotated[
         float | None, Option(min=0, metavar="N", help="Train on N samples, instead of --tokens.")
     ] = None,

@@ -36,10 +36,14 @@ def init(
         str, Option("--from", metavar="CONFIG", help="Use this config.json of transformers.")
     ] = "",
     model: Annotated[
-        str, Option(metavar="MODEL", help="Use a model of your own, module:class or module:function.")
+        str,
+        Option(metavar="MODEL", help="Use a model of your own, module:class or module:function."),
     ] = "",
     data: Annotated[
-        str, Option(metavar="DATA", help="Train on a text file, a directory of text, or module:dataset.")
+        str,
+        Option(
+            metavar="DATA", help="Train on a text file, a directory of text, or module:dataset."
+        ),
     ] = "",
     out: options.Out = "job.toml",
     terminal: Terminal,

@@ -70,7 +70,9 @@ Batch: TypeAlias = Annotated[
 ]
 MicroBatch: TypeAlias = Annotated[
     int | None,
-    Option(min=1, metavar="b", help="Set the samples of a micro-batch (default: planner's choice)."),
+    Option(
+        min=1, metavar="b", help="Set the samples of a micro-batch (default: planner's choice)."
+    ),
 ]
 MaxStages: TypeAlias = Annotated[
     int | None, Option(min=1, metavar="S", help="Limit the number of stages.")
@@ -98,7 +100,7 @@ Recompute: TypeAlias = Annotated[
 Sharding: TypeAlias = Annotated[
     Literal["auto", "off", "optimizer", "parameters"],
     Option(
-        help="Shard state over the devices of a stage. 'auto': what makes a plan faster or possible; "
+        help="Shard state over a stage's devices. 'auto': what makes a plan faster or possible; "
         "'off': nothing; 'optimizer': the optimizer's state (ZeRO-1), in every stage; "
         "'parameters': parameters, gradients and state (FSDP), in every stage. One stage on all "
         "devices is data parallelism: DDP with 'off'."

@@ -20,7 +20,11 @@ def rehearse(
     profile_batch: options.ProfileBatch = None,
     time_scale: Annotated[
         float | None,
-        Option(min=0.001, metavar="K", help="Take K seconds here for one of the plan (default: chosen)."),
+        Option(
+            min=0.001,
+            metavar="K",
+            help="Take K seconds here for one of the plan (default: chosen).",
+        ),
     ] = None,
     iterations: Annotated[
         int, Option(min=1, max=100, metavar="N", help="Carry out N iterations.")

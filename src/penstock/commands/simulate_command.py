@@ -22,9 +22,7 @@ MicroBatches: TypeAlias = Annotated[
 ]
 Iterations: TypeAlias = Annotated[
     int,
-    Option(
-        min=1, max=MOST_ITERATIONS, metavar="N", help="Simulate N iterations in a row."
-    ),
+    Option(min=1, max=MOST_ITERATIONS, metavar="N", help="Simulate N iterations in a row."),
 ]
 MeetEvery: TypeAlias = Annotated[
     int | None, Option(min=1, metavar="N", help="Price pipelines that meet every N steps.")
