@@ -85,7 +85,7 @@ class Comparison:
 
 
 class Comparisons(tuple[Comparison, ...]):
-    """Several comparisons, which a notebook shows as a table."""
+    """Several comparisons, which a notebook shows as a table, with bars if it has matplotlib."""
 
     __slots__ = ()
 
@@ -94,6 +94,8 @@ class Comparisons(tuple[Comparison, ...]):
         return f"Comparisons({len(self)} rows{first})"
 
     def _repr_html_(self) -> str:
+        from penstock.timeline.plot import has_matplotlib, svg_element
+
         rows = (
             (
                 one.planner,
@@ -103,7 +105,9 @@ class Comparisons(tuple[Comparison, ...]):
             )
             for one in self
         )
-        return html_table(["planner", "schedule", "iteration", "plan"], rows)
+        drawn = has_matplotlib() and any(one.iteration_s < inf for one in self)
+        bars = svg_element(self.plot()) if drawn else ""
+        return html_table(["planner", "schedule", "iteration", "plan"], rows) + bars
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Draw a bar for each plan on ``ax``, or on a new figure; returns the axes.
