@@ -70,7 +70,7 @@ def choose(
         every,
         named,
         batch,
-        samples or samples_of(every[0], tokens),
+        samples or samples_of(every[0], asked[0]),
         planner=planner,
         foreign_times=foreign_times,
         on_cluster=lambda name: terminal.note(f"planning for {name}"),
