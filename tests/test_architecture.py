@@ -252,7 +252,6 @@ READ_OF_A_LAYER = {
     "planners/bapipe/bapipe.py": "BaPipe balances layers by seconds of its own count",
     "planners/pinned.py": "bytes of a layer, to number pinned stages before there is any stage",
     "planners/tensor_groups.py": "makes the profile of one rank of a tensor group",
-    "report/tables.py": "the table of a profile",
 }
 """Files that read the costs of layers all the same, and why."""
 

@@ -9,9 +9,10 @@ import sys
 from collections.abc import Iterable
 from importlib import import_module
 from io import TextIOWrapper
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from penstock import __version__
 from penstock.commands.options import with_options
@@ -19,25 +20,33 @@ from penstock.commands.terminal import print_error, silence_output
 from penstock.errors import INTERRUPTED, SIGNALLED, RunFailed
 from penstock.waiting import print_bare_lines
 
-COMMANDS = {
-    "init": "init_command.init",
-    "profile": "job_commands.profile",
-    "plan": "planning_commands.plan",
-    "simulate": "simulate_command.simulate",
-    "rehearse": "rehearse_command.rehearse",
-    "compare": "compare_command.compare",
-    "choose": "choose_command.choose",
-    "train": "job_commands.train",
-    "cluster": "cluster_commands.cluster",
-    "launch": "cluster_commands.launch",
-    "verify": "job_commands.verify",
-    "export": "bridge_commands.export_plan",
-    "import": "bridge_commands.import_layout",
-    "report": "job_commands.report",
-    "list": "job_commands.catalogue",
-    "doctor": "doctor_command.doctor",
+GROUPS = {
+    "Plan": {
+        "profile": "job_commands.profile",
+        "cluster": "cluster_commands.cluster",
+        "plan": "planning_commands.plan",
+        "compare": "compare_command.compare",
+        "choose": "choose_command.choose",
+        "export": "bridge_commands.export_plan",
+        "import": "bridge_commands.import_layout",
+    },
+    "Train": {
+        "init": "init_command.init",
+        "train": "job_commands.train",
+        "verify": "job_commands.verify",
+        "launch": "cluster_commands.launch",
+    },
+    "Inspect": {
+        "simulate": "simulate_command.simulate",
+        "rehearse": "rehearse_command.rehearse",
+        "report": "job_commands.report",
+        "list": "job_commands.catalogue",
+        "doctor": "doctor_command.doctor",
+    },
 }
-"""Commands by name: paths of functions, relative to `penstock.commands`."""
+"""Commands by group and name: paths of functions, relative to `penstock.commands`."""
+
+COMMANDS = {name: path for group in GROUPS.values() for name, path in group.items()}
 
 COMPLETING = "_PENSTOCK_COMPLETE"
 """The environment variable by which a shell requests that typer completes a line."""
@@ -57,16 +66,30 @@ def print_version(asked: bool) -> None:
 def penstock(
     version: Annotated[
         bool,
-        typer.Option("-V", "--version", callback=print_version, is_eager=True, help="Print it."),
+        typer.Option(
+            "-V", "--version", callback=print_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     """Planned pipeline-parallel training for PyTorch."""
+
+
+class GroupedCommands(TyperGroup):
+    """Commands that the help lists in groups."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the commands of each group, with the first sentence of their help."""
+        for title, names in GROUPS.items():
+            with formatter.section(title):
+                helps = [self.commands[name].get_short_help_str(formatter.width) for name in names]
+                formatter.write_dl([*zip(names, helps, strict=True)])
 
 
 def app_of(names: Iterable[str] = tuple(COMMANDS)) -> typer.Typer:
     """The command line with these commands; the modules of others are not imported."""
     app = typer.Typer(
         name="penstock",
+        cls=GroupedCommands,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},

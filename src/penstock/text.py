@@ -3,6 +3,9 @@
 from collections.abc import Iterable, Sequence
 from html import escape
 
+MOST_ROWS = 10
+"""Rows of a notebook's table at its beginning, and at its end."""
+
 
 def seconds_text(seconds: float) -> str:
     """A duration in the unit that suits it.
@@ -74,17 +77,34 @@ def numbered(word: str, numbers: Sequence[int]) -> str:
     return f"{word}{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
+def numbers_text(numbers: Sequence[int]) -> str:
+    """Numbers as a short list; consecutive numbers are shown as a range.
+
+    >>> numbers_text((3,)), numbers_text((0, 1, 2, 3, 4)), numbers_text((2, 2, 1))
+    ('3', '0-4', '2, 2, 1')
+    """
+    first, last = numbers[0], numbers[-1]
+    if len(numbers) > 2 and tuple(numbers) == tuple(range(first, last + 1)):
+        return f"{first}-{last}"
+    if len(numbers) > 4 and len(set(numbers)) == 1:
+        return f"{len(numbers)} x {first}"
+    return ", ".join(map(str, numbers))
+
+
 def html_table(heads: Sequence[str], rows: Iterable[Sequence[object]], caption: str = "") -> str:
-    """A table for a notebook.
+    """A table for a notebook, with the first and the last rows of many.
 
     >>> html_table(["stage"], [["<0>"]])
     '<table><thead><tr><th>stage</th></tr></thead><tbody><tr><td>&lt;0&gt;</td></tr></tbody></table>'
     """
-    title = f"<caption>{escape(caption)}</caption>" if caption else ""
+    shown = list(rows)
+    if len(shown) > 2 * MOST_ROWS:
+        shown[MOST_ROWS:-MOST_ROWS] = [["..."] * len(heads)]
+    below = f"<p>{escape(caption)}</p>" if caption else ""
     head = "".join(f"<th>{escape(text)}</th>" for text in heads)
-    lines = ("".join(f"<td>{escape(str(cell))}</td>" for cell in row) for row in rows)
+    lines = ("".join(f"<td>{escape(str(cell))}</td>" for cell in row) for row in shown)
     body = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"
 
 
 def three_digits(value: float) -> str:

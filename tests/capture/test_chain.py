@@ -165,9 +165,11 @@ def test_a_chain_takes_a_list_of_weighted_losses():
 def test_a_graph_prints_its_layers_in_ten_lines(blocks: int, lines: int) -> None:
     chain = nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(blocks)])
     batch = torch.randn(8, 4), torch.randn(8, 4)
-    found = repr(capture_model(chain, batch, loss=nn.functional.mse_loss)).splitlines()
+    graph = capture_model(chain, batch, loss=nn.functional.mse_loss)
+    found = repr(graph).splitlines()
     assert len(found) == lines
     assert found[0] == f"LayerGraph of Sequential: {blocks + 1} layers, for 8 samples"
     assert found[1] == "    0  0.0 -> (8, 4) float32"
     assert found[-1].split() == [str(blocks), "loss"]
     assert lines < 10 or blocks == 8 or found[5].split() == ["...", "5", "more"]
+    assert "<td>0.0</td><td>(8, 4) float32</td>" in graph._repr_html_()

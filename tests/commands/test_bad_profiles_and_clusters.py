@@ -84,7 +84,7 @@ def test_more_stages_than_layers_are_refused(penstock: Penstock) -> None:
     refused(
         plan(penstock, "vgg-16", "--max-stages", 42), 2, "max_stages is 42", "41 layers", "1 to 41"
     )
-    refused(plan(penstock, "vgg-16", "--max-stages", -1), 2, "--max-stages", "0")
+    refused(plan(penstock, "vgg-16", "--max-stages", 0), 2, "--max-stages", "equal to 1")
 
 
 def test_a_model_that_fits_no_plan_ends_with_3_and_what_would_do(penstock: Penstock) -> None:

@@ -1,6 +1,7 @@
 """Examples in docstrings are blocks of code on the page of the Python reference."""
 
 import inspect
+import re
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -48,6 +49,12 @@ def test_parameters_have_a_table_of_types_and_defaults() -> None:
     assert "| `timeline` | <code>Timeline</code> | needed |" in table
     assert "| `colour` | <code>bool</code> | <code>True</code> |" in table
     assert extension().parameter_table(package["letter"]) == ""
+
+
+def test_every_public_name_is_stable_or_may_change() -> None:
+    page = (REFERENCE / "python.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (?:stable|may change) \|(.*)\|$", page, re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == penstock.__all__
 
 
 def test_the_site_uses_the_extension() -> None:

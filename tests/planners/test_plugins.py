@@ -169,10 +169,13 @@ def test_what_a_notebook_shows_is_short(
     plan = two_halves(problem, lambda plan: 1.0)
     prediction = simulate_plan(plan, small_profile, small_cluster)
     assert repr(plan) == "Plan(2 stages, 1f1b; 16 micro-batches of 1 sample)"
-    for shown in (problem, plan, prediction):
+    rows = compare_planners(small_profile, small_cluster, 16, planners=("gpipe", two_halves))
+    for shown in (problem, plan, prediction, rows, small_profile, small_cluster):
         assert len(repr(shown)) < 120 and "\n" not in repr(shown)
         assert shown._repr_html_().startswith(("<table>", "<svg"))
     assert "[4, 8)" in plan._repr_html_() and "stages: 2" in problem._repr_html_()
+    assert "<td>blocks.5</td>" in small_profile._repr_html_()
+    assert f"<td>{small_cluster.hosts[0].name}</td>" in small_cluster._repr_html_()
 
 
 def test_entry_points_of_another_package_are_found(tmp_path: Path) -> None:

@@ -82,11 +82,17 @@ class Comparison:
 
 
 class Comparisons(tuple[Comparison, ...]):
-    """Several comparisons, which a notebook shows as a table."""
+    """Several comparisons, which a notebook shows as a table, with bars if it has matplotlib."""
 
     __slots__ = ()
 
+    def __repr__(self) -> str:
+        first = f", first {self[0]!r}" if self else ""
+        return f"Comparisons({len(self)} rows{first})"
+
     def _repr_html_(self) -> str:
+        from penstock.timeline.plot import has_matplotlib, svg_element
+
         rows = (
             (
                 *(one.planner, one.schedule, one.words),
@@ -94,7 +100,9 @@ class Comparisons(tuple[Comparison, ...]):
             )
             for one in self
         )
-        return html_table(["planner", "schedule", "iteration", "plan"], rows)
+        drawn = has_matplotlib() and any(one.iteration_s < inf for one in self)
+        bars = svg_element(self.plot()) if drawn else ""
+        return html_table(["planner", "schedule", "iteration", "plan"], rows) + bars
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Draw a bar for each plan on ``ax``, or on a new figure; returns the axes.

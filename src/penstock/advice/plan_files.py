@@ -35,7 +35,7 @@ class PlanInputs:
 
     profile: str = ""
     cluster: str = ""
-    profile_batch: int = 0
+    profile_batch: int | None = None
     memory_reserve: float = 0.0
     optimizer_state: float = 2.0
 
@@ -81,7 +81,7 @@ def write_planned(
         "format": "penstock-prediction",
         "schema_version": 1,
         "profile": absolute(inputs.profile, MODELS),
-        "profile_batch": inputs.profile_batch,
+        "profile_batch": inputs.profile_batch or 0,
         "cluster": absolute(inputs.cluster, CLUSTERS),
         **planned.to_json(planning_s),
     }

@@ -30,7 +30,7 @@ def plan_pipeline(
     optimizer_bytes_per_parameter_byte: float = 2.0,
     max_stages: int = 0,
     memory_reserve: float = MEMORY_RESERVE,
-    time_limit_s: float = 0.0,
+    time_limit_s: float = inf,
     pins: Sequence[str] = (),
 ) -> Plan:
     """The best plan that a planner finds for training ``profile`` on ``cluster``.
@@ -44,7 +44,7 @@ def plan_pipeline(
     the plan leaves free. ``pins`` are parts of the plan that are fixed, such as "lm_head: alone"
     (`penstock.plan.pins.read_pin`).
 
-    After ``time_limit_s`` (0: no limit) no further plan is simulated, and the best one so far is
+    After ``time_limit_s`` no further plan is simulated, and the best one so far is
     the answer. A plan that fits is found first, however long that takes.
 
     Raises:
@@ -68,7 +68,7 @@ def plan_pipeline(
         memory_reserve=memory_reserve,
         pins=pins,
     )
-    limit = TimeLimit(time_limit_s, perf_counter) if time_limit_s else None
+    limit = TimeLimit(time_limit_s, perf_counter) if time_limit_s < inf else None
     return find_plan(problem, planner, make_score(problem), limit=limit)
 
 

@@ -36,7 +36,7 @@ from penstock.capture.record.model_state import StatePlace, place_of
 from penstock.capture.record.recording import TensorReference
 from penstock.capture.record.sizes import BatchSize
 from penstock.errors import BadInput, shortened
-from penstock.text import counted
+from penstock.text import counted, html_table
 from penstock.torch_internals import Norm, own_buffers, pytree
 
 Record: TypeAlias = Callable[..., Recorded]
@@ -98,17 +98,30 @@ class LayerGraph:
 
     def __repr__(self) -> str:
         """The layers with the tensors that they send, in at most ten lines."""
-        sent = {number: list[str]() for number in range(-1, len(self.layer_names))}
-        for spec, maker, _ in self.crossings:
-            sent[maker].append(f"{spec.shape} {str(spec.dtype).removeprefix('torch.')}")
         lines = [
-            shortened(f"{number:>5}  {name} -> {', '.join(sent[number])}".removesuffix(" -> "), 100)
-            for number, name in enumerate(self.layer_names)
+            shortened(f"{number:>5}  {name} -> {sent}".removesuffix(" -> "), 100)
+            for number, name, sent in self.layer_rows()
         ]
         if len(lines) > 9:
             lines[4:-4] = [f"       ... {len(lines) - 8} more"]
+        return "\n".join((self.title, *lines))
+
+    def _repr_html_(self) -> str:
+        return html_table(("layer", "name", "sends"), self.layer_rows(), self.title)
+
+    @property
+    def title(self) -> str:
+        """The model, with the number of its layers."""
         layers, batch = counted(len(self.layer_names), "layer"), counted(self.batch_size, "sample")
-        return "\n".join((f"LayerGraph of {self.name}: {layers}, for {batch}", *lines))
+        return f"LayerGraph of {self.name}: {layers}, for {batch}"
+
+    def layer_rows(self) -> Iterator[tuple[int, str, str]]:
+        """The number of each layer, its name, and the tensors that it sends."""
+        sent = {number: list[str]() for number in range(-1, len(self.layer_names))}
+        for spec, maker, _ in self.crossings:
+            sent[maker].append(f"{spec.shape} {str(spec.dtype).removeprefix('torch.')}")
+        for number, name in enumerate(self.layer_names):
+            yield number, name, ", ".join(sent[number])
 
     @property
     def kinds(self) -> tuple["LayerGraph", ...]:

@@ -4,11 +4,15 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, chain, permutations, product
+from itertools import accumulate, chain, groupby, permutations, product
 from math import isclose
 
 from penstock.core.native import ChipMemory
 from penstock.errors import BadInput
+from penstock.text import html_table, rate_text, seconds_text, size_text
+
+HOST_HEADS = ("host", "devices", "memory each", "links inside", "latency", "port", "latency")
+"""Heads of `Cluster.host_rows`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,22 @@ class Cluster:
 
     def __repr__(self) -> str:
         return f"Cluster('{self.name}', {len(self.hosts)} hosts, {len(self.devices)} devices)"
+
+    def _repr_html_(self) -> str:
+        return html_table(HOST_HEADS, self.host_rows(), repr(self))
+
+    def host_rows(self) -> Iterator[tuple[str, ...]]:
+        """The devices of each host, their links and the port, below `HOST_HEADS`."""
+        for host in self.hosts:
+            kinds = groupby(device.kind for device in host.devices)
+            inside, port = host.link_bytes_per_s, host.port_bytes_per_s
+            yield (
+                host.name,
+                ", ".join(f"{len(list(equal))} {kind}" for kind, equal in kinds),
+                size_text(min(device.memory_bytes for device in host.devices)),
+                *((rate_text(inside), seconds_text(host.link_latency_s)) if inside else ("-", "-")),
+                *((rate_text(port), seconds_text(host.port_latency_s)) if port else ("-", "-")),
+            )
 
     @cached_property
     def devices(self) -> tuple[Device, ...]:

@@ -33,7 +33,7 @@ Target: TypeAlias = Annotated[
     Option(
         "--to",
         metavar="FRAMEWORK",
-        help="The framework that is to run the plan, such as torch or megatron.",
+        help="Write the layout of this framework, such as torch or megatron.",
         autocompletion=frameworks,
     ),
 ]
@@ -42,7 +42,7 @@ Source: TypeAlias = Annotated[
     Option(
         "--from",
         metavar="FRAMEWORK",
-        help="The framework that the layout is of, such as torch or megatron.",
+        help="Read the layout of this framework, such as torch or megatron.",
         autocompletion=frameworks,
     ),
 ]
@@ -62,7 +62,7 @@ def export_plan(
     plan: options.PlanPath,
     target: Target,
     profile: options.PlansProfile = "",
-    profile_batch: options.ProfileBatch = 0,
+    profile_batch: options.ProfileBatch = None,
     join: Joined = None,
     whole_blocks: Annotated[
         bool,
@@ -130,35 +130,34 @@ def export_plan(
 
 def import_layout(
     *,
-    layout: Annotated[str, Argument(metavar="FILE", help="A layout of another framework.")],
+    layout: Annotated[str, Argument(metavar="FILE", help="Read this layout of another framework.")],
     source: Source,
-    profile: Annotated[
-        str, Option(metavar="P", help="Profile of the model that the layout is of.")
-    ],
-    profile_batch: options.ProfileBatch = 0,
+    profile: Annotated[str, Option(metavar="P", help="Read the profile of the layout's model.")],
+    profile_batch: options.ProfileBatch = None,
     cluster: Annotated[
         str, Option(metavar="C", help="Simulate the plan on this cluster, by name or TOML file.")
     ] = "",
     batch: Annotated[
-        int, Option(min=0, metavar="N", help="Global batch (0: what the layout says).")
-    ] = 0,
+        int | None, Option(min=1, metavar="N", help="Set the global batch (default: the layout's).")
+    ] = None,
     micro_batch: Annotated[
-        int,
+        int | None,
         Option(
-            min=0,
+            min=1,
             metavar="b",
-            help="Samples in a micro-batch, over all replicas (0: what the layout says).",
+            help="Set the samples of a micro-batch, over all replicas (default: the layout's).",
         ),
-    ] = 0,
+    ] = None,
     schedule: Annotated[
-        str, Option(metavar="NAME", help="The schedule (default: what the layout says).")
+        str, Option(metavar="NAME", help="Set the schedule (default: the layout's).")
     ] = "",
     ranks: Annotated[
-        int, Option(min=0, metavar="R", help="Pipeline ranks (0: what the layout says).")
-    ] = 0,
+        int | None, Option(min=1, metavar="R", help="Use R pipeline ranks (default: the layout's).")
+    ] = None,
     replicas: Annotated[
-        int, Option(min=0, metavar="D", help="Copies of the pipeline (0: what the layout says).")
-    ] = 0,
+        int | None,
+        Option(min=1, metavar="D", help="Use D copies of the pipeline (default: the layout's)."),
+    ] = None,
     out: options.Out = "",
     terminal: Terminal,
 ) -> None:
@@ -175,7 +174,7 @@ def import_layout(
     terminal.check_places(out)
     inputs = PlanInputs(profile, cluster, profile_batch)
     costs = inputs.read_profile()
-    asked = AskedLayout(batch, micro_batch, schedule, ranks, replicas)
+    asked = AskedLayout(batch or 0, micro_batch or 0, schedule, ranks or 0, replicas or 0)
     read = read_layout(source, Path(layout), costs, asked)
     plan = plan_of_layout(read, asked)
     if cluster:

@@ -24,20 +24,22 @@ def choose(
         str,
         Argument(
             metavar="PROFILE",
-            help="A job, for which each cluster's own device is estimated; or a profile.",
+            help="Estimate this job for each cluster's own device; or read this profile.",
         ),
     ],
     clusters: Annotated[
-        str, Option(metavar="a,b", help="Clusters: names or TOML files, with commas.")
+        str, Option(metavar="a,b", help="Plan for these: names or TOML files, with commas.")
     ],
     batch: options.Batch,
-    tokens: Annotated[float, Option(min=0, metavar="N", help="Tokens to train on.")] = 0.0,
-    samples: Annotated[float, Option(min=0, metavar="N", help="Or: samples to train on.")] = 0.0,
+    tokens: Annotated[float | None, Option(min=0, metavar="N", help="Train on N tokens.")] = None,
+    samples: Annotated[
+        float | None, Option(min=0, metavar="N", help="Train on N samples, instead of --tokens.")
+    ] = None,
     within: Annotated[
-        float, Option(min=0, metavar="HOURS", help="The latest end (0: any time will do).")
-    ] = 0.0,
-    planner: Annotated[str, Option(help="Name of a planner (see 'penstock list').")] = "search",
-    profile_batch: options.ProfileBatch = 0,
+        float, Option(min=0, metavar="HOURS", help="End after HOURS at the latest (inf: any time).")
+    ] = inf,
+    planner: options.PlannerName = "search",
+    profile_batch: options.ProfileBatch = None,
     foreign_times: Annotated[
         bool,
         Option("--foreign-times", help="Use the times of PROFILE's device for other kinds, too."),
@@ -68,19 +70,19 @@ def choose(
         every,
         named,
         batch,
-        samples or samples_of(every[0], tokens),
+        samples or samples_of(every[0], asked[0]),
         planner=planner,
         foreign_times=foreign_times,
         on_cluster=lambda name: terminal.note(f"planning for {name}"),
     )
-    chosen = choose_cluster(found, within if within > 0 else inf)
+    chosen = choose_cluster(found, within)
     values: dict[str, object] = {
         "chosen": chosen.cluster.name,
         "clusters": [choice.to_json() for choice in found],
     }
     terminal.save(values, out)
     terminal.save_csv((choice.to_json() for choice in found), csv)
-    limit = f" within {within:g} h" if within else ""
+    limit = f" within {within:g} h" if within < inf else ""
     best, price = ("cheapest", f", {chosen.price:.4g}") if chosen.price else ("fastest", "")
     terminal.show(
         values,
@@ -93,14 +95,14 @@ def choose(
 
 
 def costs_for(
-    name: str, profile_batch: int, clusters: "list[Cluster]", terminal: Terminal
+    name: str, profile_batch: int | None, clusters: "list[Cluster]", terminal: Terminal
 ) -> "tuple[list[ModelProfile], list[Cluster]]":
     """A profile for each cluster: estimated for its own device, if a job is named."""
     from penstock.profile.find import find_profile
     from penstock.train import JOBS
 
     if name not in JOBS and not name.endswith(".toml"):
-        return [find_profile(name, profile_batch or None)] * len(clusters), clusters
+        return [find_profile(name, profile_batch)] * len(clusters), clusters
     from penstock.measure.hardware import hardware_named
     from penstock.train.job_file import checked_table, job_of
 

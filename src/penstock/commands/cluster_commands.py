@@ -19,7 +19,7 @@ def cluster(
     device: options.Device = "cpu",
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"],
-        Option("--type", help="Type in which speeds are measured: that of the job's products."),
+        Option("--type", help="Measure speeds in this type: that of the job's products."),
     ] = "float32",
     out: options.Out = "",
     terminal: Terminal,
@@ -69,19 +69,19 @@ def launch(
     *,
     job: options.JobName,
     torchrun: Annotated[
-        bool, Option("--torchrun", help="A script to run on every host, by torchrun.")
+        bool, Option("--torchrun", help="Write a script to run on every host, by torchrun.")
     ] = False,
-    slurm: Annotated[bool, Option("--slurm", help="A script for sbatch.")] = False,
+    slurm: Annotated[bool, Option("--slurm", help="Write a script for sbatch.")] = False,
     cluster: Annotated[
-        str, Option(metavar="C", help="Cluster with the hosts (default: the one of the plan).")
+        str, Option(metavar="C", help="Use the hosts of this cluster (default: the plan's).")
     ] = "",
     plan: options.PlanToFollow = "",
     run: Annotated[
-        str, Option(metavar="DIR", help="Run directory, on a disk that all hosts share.")
+        str, Option(metavar="DIR", help="Write the run there, on a disk that all hosts share.")
     ] = "",
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
-        Option(help="Where the layers run. auto: on GPUs, if the cluster's devices are some."),
+        Option(help="Run the layers there (auto: on GPUs, if the cluster has some)."),
     ] = "auto",
     out: options.Out = "",
     terminal: Terminal,

@@ -1,6 +1,5 @@
 """``penstock compare``: compares planners on one problem, as a table and a picture."""
 
-from math import inf
 from typing import Annotated, TypeAlias
 
 from typer import Option
@@ -16,7 +15,7 @@ ForcedSchedules: TypeAlias = Annotated[
     str,
     Option(
         metavar="x,y",
-        help="Schedules to force on every planner, separated by commas. 'auto': the planner's "
+        help="Force these schedules on every planner, separated by commas. 'auto': the planner's "
         "choice; 'all': every schedule in turn.",
     ),
 ]
@@ -26,11 +25,11 @@ def compare(
     *,
     asked: options.AskedProblem,
     planners: Annotated[
-        str, Option(metavar="a,b", help="Planners to compare (default: all).")
+        str, Option(metavar="a,b", help="Compare these planners (default: all).")
     ] = "",
     schedules: ForcedSchedules = "auto",
     time_limit: Annotated[
-        float, Option(min=0, metavar="S", help="Stop each planner after S seconds (0: no limit).")
+        float, Option(min=0, metavar="S", help="Stop each planner after S seconds (inf: never).")
     ] = DEFAULT_LIMIT_S,
     explain: Annotated[
         bool, Option("--explain", help="Say what limits each plan, and why the winner won.")
@@ -62,7 +61,7 @@ def compare(
             problem,
             options.names_in(planners),
             options.names_in(schedules),
-            time_limit or inf,
+            time_limit,
             lambda found: shown.with_details(found, problem, explains, draws=on_page),
             progress,
         )

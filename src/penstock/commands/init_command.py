@@ -33,18 +33,22 @@ OWN_MODEL = ("penstock.examples.gpt_text:Gpt", "length = {length}, blocks = 4, w
 def init(
     *,
     config: Annotated[
-        str, Option("--from", metavar="CONFIG", help="A config.json of transformers.")
+        str, Option("--from", metavar="CONFIG", help="Use this config.json of transformers.")
     ] = "",
     model: Annotated[
-        str, Option(metavar="MODEL", help="Own model, module:class or module:function.")
+        str,
+        Option(metavar="MODEL", help="Use a model of your own, module:class or module:function."),
     ] = "",
     data: Annotated[
-        str, Option(metavar="DATA", help="Text file, directory of text, or module:dataset.")
+        str,
+        Option(
+            metavar="DATA", help="Train on a text file, a directory of text, or module:dataset."
+        ),
     ] = "",
     out: options.Out = "job.toml",
     terminal: Terminal,
 ) -> None:
-    """Write a job file, commented, for 'penstock train': -o names it.
+    """Write a commented job file for 'penstock train', to -o.
 
     Without options it varies a built-in job.
     """

@@ -61,7 +61,7 @@ def profile(
     ] = "",
     precision: Annotated[
         Literal["fp32", "bf16", "fp16"] | None,
-        Option(help="With --estimate: the type of weights and products (default: the job's)."),
+        Option(help="Estimate with weights and products of this type (default: the job's)."),
     ] = None,
     out: options.Out = "",
     terminal: Terminal,
@@ -121,7 +121,7 @@ def train(
     resume: Annotated[bool, Option("--resume", help="Continue from the last checkpoint.")] = False,
     lr_schedule: Annotated[
         Literal["keep", "stretch"] | None,
-        Option(help="With --resume for more steps: keep the old schedule's end, or stretch it."),
+        Option(help="Keep the old schedule's end, or stretch it, with --resume for more steps."),
     ] = None,
     may_lose: options.MayLose = 0,
     tries: options.Tries = 1,
@@ -236,7 +236,7 @@ def verify(
 def report(
     *,
     run_directory: Annotated[
-        str, Argument(metavar="RUN_DIR", help="Run directory, as 'penstock train' writes it.")
+        str, Argument(metavar="RUN_DIR", help="Read this run directory of 'penstock train'.")
     ],
     out: options.Out = "",
     terminal: Terminal,

@@ -22,73 +22,77 @@ AsJson: TypeAlias = Annotated[
 ]
 Quiet: TypeAlias = Annotated[bool, Option("--quiet", help="Print no progress and no notes.")]
 Out: TypeAlias = Annotated[
-    str, Option("-o", "--out", metavar="PATH", help="Where to write the result.")
+    str, Option("-o", "--out", metavar="PATH", help="Write the result to this path.")
 ]
 JobName: TypeAlias = Annotated[
     str,
-    Argument(metavar="JOB", help="Name of a built-in job (see 'penstock list'), or a TOML file."),
+    Argument(metavar="JOB", help="Take a built-in job (see 'penstock list'), or a TOML file."),
 ]
 Changes: TypeAlias = Annotated[
     list[str] | None,
     Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Another value of a key of JOB; table.key for that of a table. Can be repeated.",
+        help="Change a key of JOB; write table.key for that of a table. Repeatable.",
     ),
 ]
 ProfilePath: TypeAlias = Annotated[
     str,
     Argument(
         metavar="PROFILE",
-        help="Name of a built-in model (see 'penstock list'), or a profile file: Penstock's JSON, "
+        help="Take a built-in model (see 'penstock list'), or read a profile: Penstock's JSON, "
         "PipeDream's text (.txt).",
     ),
 ]
 PlanPath: TypeAlias = Annotated[
-    str, Argument(metavar="PLAN", help="Plan file, as 'penstock plan -o plan.json' writes it.")
+    str, Argument(metavar="PLAN", help="Read this plan, as 'penstock plan -o plan.json' writes it.")
 ]
 PlanToFollow: TypeAlias = Annotated[
-    str, Option(metavar="PLAN", help="Plan file to follow (default: the run makes a plan).")
+    str, Option(metavar="PLAN", help="Follow this plan (default: make one).")
 ]
 PlansProfile: TypeAlias = Annotated[
     str,
-    Option(metavar="P", help="Profile of the model (default: the one recorded with the plan)."),
+    Option(metavar="P", help="Read this profile (default: the one recorded with the plan)."),
 ]
 PlansCluster: TypeAlias = Annotated[
-    str, Option(metavar="C", help="Cluster (default: the one recorded with the plan).")
+    str, Option(metavar="C", help="Use this cluster (default: the one recorded with the plan).")
 ]
 ProfileBatch: TypeAlias = Annotated[
-    int, Option(min=0, metavar="B", help="Batch size that a PipeDream text was profiled with.")
+    int | None,
+    Option(min=1, metavar="B", help="Give the batch size that a PipeDream text was profiled with."),
 ]
 ClusterName: TypeAlias = Annotated[
     str,
-    Option(metavar="C", help="Name of a built-in cluster (see 'penstock list'), or a TOML file."),
+    Option(metavar="C", help="Take a built-in cluster (see 'penstock list'), or a TOML file."),
 ]
 Batch: TypeAlias = Annotated[
-    int, Option(metavar="N", help="Global batch: samples in one optimizer step.")
+    int, Option(metavar="N", help="Set the global batch: samples in one optimizer step.")
 ]
 MicroBatch: TypeAlias = Annotated[
-    int, Option(min=0, metavar="b", help="Samples in a micro-batch (0: the planner chooses).")
+    int | None,
+    Option(
+        min=1, metavar="b", help="Set the samples of a micro-batch (default: planner's choice)."
+    ),
 ]
 MaxStages: TypeAlias = Annotated[
-    int, Option(min=0, metavar="S", help="Largest number of stages (0: no limit).")
+    int | None, Option(min=1, metavar="S", help="Limit the number of stages.")
 ]
 MemoryReserve: TypeAlias = Annotated[
     float,
-    Option(metavar="R", help="Share of each device's memory that the plan leaves free."),
+    Option(metavar="R", help="Leave this share of each device's memory free."),
 ]
 Optimizer: TypeAlias = Annotated[
     str,
     Option(
         metavar="NAME",
-        help="What the optimizer keeps: adamw, adamw-fp32, adamw8bit, sgd, or its bytes of state "
+        help="Count the state of this optimizer: adamw, adamw-fp32, adamw8bit, sgd, or its bytes "
         "for each byte of parameters.",
     ),
 ]
 Recompute: TypeAlias = Annotated[
     Literal["auto", "stage", "on", "blocks", "off"],
     Option(
-        help="Activation checkpointing. 'auto': where needed, of whole stages or by block; "
+        help="Checkpoint activations. 'auto': where needed, of whole stages or by block; "
         "'stage': where needed, of whole stages; 'on': of every whole stage; 'blocks': by block, "
         "on every stage; 'off': none."
     ),
@@ -96,7 +100,7 @@ Recompute: TypeAlias = Annotated[
 Sharding: TypeAlias = Annotated[
     Literal["auto", "off", "optimizer", "parameters"],
     Option(
-        help="What the devices of a stage divide. 'auto': what makes a plan faster or possible; "
+        help="Shard state over a stage's devices. 'auto': what makes a plan faster or possible; "
         "'off': nothing; 'optimizer': the optimizer's state (ZeRO-1), in every stage; "
         "'parameters': parameters, gradients and state (FSDP), in every stage. One stage on all "
         "devices is data parallelism: DDP with 'off'."
@@ -105,7 +109,7 @@ Sharding: TypeAlias = Annotated[
 OptimizerState: TypeAlias = Annotated[
     Literal["auto", "device", "host"],
     Option(
-        help="Where optimizers have their state and step, in all stages. 'device': beside the "
+        help="Place the optimizers' state and step, in all stages. 'device': with the "
         "parameters; 'host': in host memory; 'auto': there if that makes a plan faster or possible."
     ),
 ]
@@ -115,20 +119,21 @@ ScheduleNames: TypeAlias = Annotated[
         "--schedule",
         "--schedules",
         metavar="x,y",
-        help="Schedules that the plan may use, separated by commas. 'auto': the planner's own; "
+        help="Allow these schedules, separated by commas. 'auto': the planner's own; "
         "'whole-backwards': none that splits backwards; 'any': all that flush.",
     ),
 ]
-PlannerName: TypeAlias = Annotated[str, Option(help="Name of a planner (see 'penstock list').")]
+PlannerName: TypeAlias = Annotated[str, Option(help="Use this planner (see 'penstock list').")]
 Device: TypeAlias = Annotated[
-    Literal["cpu", "cuda"], Option(help="Where the layers run (cuda: a GPU for each rank, if any).")
+    Literal["cpu", "cuda"],
+    Option(help="Run the layers there (cuda: a GPU for each rank, if there are enough)."),
 ]
 MayLose: TypeAlias = Annotated[
     int,
     Option(
         min=0,
         metavar="N",
-        help="Go on while up to N workers are missing, which were killed or stopped answering.",
+        help="Continue while up to N workers are missing, which were killed or stopped answering.",
     ),
 ]
 Tries: TypeAlias = Annotated[
@@ -137,7 +142,7 @@ Tries: TypeAlias = Annotated[
         "--try",
         min=1,
         metavar="N",
-        help="Try N plans for ten steps each; go on with the quickest.",
+        help="Try N plans for ten steps each; continue with the quickest.",
     ),
 ]
 NoVerify: TypeAlias = Annotated[
@@ -147,14 +152,14 @@ NoVerify: TypeAlias = Annotated[
     ),
 ]
 Workers: TypeAlias = Annotated[
-    int, Option(min=1, max=MOST_WORKERS, metavar="N", help="Number of worker processes.")
+    int, Option(min=1, max=MOST_WORKERS, metavar="N", help="Start N worker processes.")
 ]
 TensorParallel: TypeAlias = Annotated[
     str,
     Option(
         metavar="SIZES",
-        help="Also try tensor groups of so many devices of a host, such as 2,4; the profile must "
-        "say what they divide.",
+        help="Try tensor groups of these numbers of devices of a host, too, such as 2,4; the "
+        "profile must have their costs.",
     ),
 ]
 
@@ -188,7 +193,7 @@ Pins: TypeAlias = Annotated[
     ),
 ]
 PipelineStages: TypeAlias = Annotated[
-    int, Option("--pp", min=0, metavar="N", help="So many stages: short for --pin 'stages: N'.")
+    int | None, Option("--pp", min=1, metavar="N", help="Use N stages, as --pin 'stages: N' does.")
 ]
 Csv: TypeAlias = Annotated[
     str, Option("--csv", metavar="PATH", help="Write the rows of the answer as CSV, too.")
@@ -199,8 +204,8 @@ TYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """The types that --precision names."""
 
 
-def pins_with(pins: list[str] | None, stages: int) -> list[str] | None:
-    """The pins, with that of ``stages`` stages; None where there are none."""
+def pins_with(pins: list[str] | None, stages: int | None) -> list[str] | None:
+    """The pins, with that of ``stages`` stages if it is given; None where there are none."""
     return [*(pins or ()), *([f"stages: {stages}"] if stages else ())] or None
 
 
@@ -214,11 +219,11 @@ class JobOptions:
 
     changes: Changes = None
     steps: Annotated[
-        int, Option(min=1, metavar="K", help="Number of optimizer steps (default: the job's).")
+        int, Option(min=1, metavar="K", help="Take K optimizer steps (default: the job's).")
     ] = AS_JOB
     precision: Annotated[
         Literal["fp32", "bf16", "fp16"],
-        Option(help="The type of matrix products; weights stay as they are."),
+        Option(help="Compute matrix products in this type; weights stay as they are."),
     ] = AS_JOB
     planner: PlannerName = AS_JOB
     schedule: ScheduleNames = AS_JOB
@@ -229,9 +234,9 @@ class JobOptions:
     max_stages: MaxStages = AS_JOB
     memory_reserve: MemoryReserve = AS_JOB
     pin: Pins = None
-    pp: PipelineStages = 0
+    pp: PipelineStages = None
     remeasure: Annotated[
-        bool, Option("--remeasure", help="With --resume: measure and plan again.")
+        bool, Option("--remeasure", help="Measure and plan again, also with --resume.")
     ] = False
     no_verify: NoVerify = False
     save_weights: Annotated[
@@ -270,16 +275,16 @@ class AskedProblem:
     profile: ProfilePath
     cluster: ClusterName
     batch: Batch
-    profile_batch: ProfileBatch = 0
-    micro_batch: MicroBatch = 0
+    profile_batch: ProfileBatch = None
+    micro_batch: MicroBatch = None
     recompute: Recompute = "auto"
     sharding: Sharding = "auto"
     optimizer_state: OptimizerState = "device"
     optimizer: Optimizer = "adamw"
-    max_stages: MaxStages = 0
+    max_stages: MaxStages = None
     memory_reserve: MemoryReserve = 0.05
     pin: Pins = None
-    pp: PipelineStages = 0
+    pp: PipelineStages = None
 
     @property
     def inputs(self) -> "PlanInputs":
@@ -297,14 +302,14 @@ class AskedProblem:
             self.inputs.read_profile(),
             self.inputs.read_cluster(),
             self.batch,
-            micro_batch_size=self.micro_batch,
+            micro_batch_size=self.micro_batch or 0,
             planner=planner,
             schedule=schedule,
             recompute=self.recompute,
             sharding=self.sharding,
             state_on=self.optimizer_state,
             optimizer_bytes_per_parameter_byte=optimizer_state(self.optimizer),
-            max_stages=self.max_stages,
+            max_stages=self.max_stages or 0,
             memory_reserve=self.memory_reserve,
             pins=pins_with(self.pin, self.pp) or (),
         )

@@ -1,6 +1,7 @@
 """``penstock plan``; it needs neither torch nor a running job."""
 
 from dataclasses import replace
+from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,8 +24,8 @@ def plan(
     schedule: options.ScheduleNames = "auto",
     tensor_parallel: options.TensorParallel = "",
     time_limit: Annotated[
-        float, Option(min=0, metavar="S", help="Stop searching after S seconds (0: no limit).")
-    ] = 0.0,
+        float, Option(min=0, metavar="S", help="Stop searching after S seconds (inf: never).")
+    ] = inf,
     effort: Annotated[
         float, Option(min=0.01, metavar="N", help="Search N times as long as by default.")
     ] = 1.0,
@@ -83,7 +84,7 @@ def found_and_assessed(
 ) -> tuple["PlannedPipeline", "PlannedPipeline", "PlanningProblem", float]:
     """The planner's plan, assessed without its tensor groups, and with them.
 
-    ``effort`` is the time limit in seconds, 0 for none, and by what the budget is multiplied. Then
+    ``effort`` is the time limit in seconds, and by what the budget is multiplied. Then
     the problem of these groups, and the seconds that planning took.
     """
     from penstock.advice.assessment import assess_plan, baselines_of
@@ -97,7 +98,7 @@ def found_and_assessed(
     progress.bound_s = (bound := lower_bound(problem)).seconds
     # The bound takes a part of the time, but leaves the planners half of it.
     left_s = max(time_limit_s / 2, start_s + time_limit_s - perf_counter())
-    limit = TimeLimit(left_s, perf_counter) if time_limit_s else None
+    limit = TimeLimit(left_s, perf_counter) if time_limit_s < inf else None
     found = find_plan(
         problem,
         planner,

@@ -17,12 +17,17 @@ def rehearse(
     plan: options.PlanPath,
     profile: options.PlansProfile = "",
     cluster: options.PlansCluster = "",
-    profile_batch: options.ProfileBatch = 0,
+    profile_batch: options.ProfileBatch = None,
     time_scale: Annotated[
-        float, Option(min=0, metavar="K", help="Seconds here for one of the plan (0: chosen).")
-    ] = 0.0,
+        float | None,
+        Option(
+            min=0.001,
+            metavar="K",
+            help="Take K seconds here for one of the plan (default: chosen).",
+        ),
+    ] = None,
     iterations: Annotated[
-        int, Option(min=1, max=100, metavar="N", help="Number of iterations.")
+        int, Option(min=1, max=100, metavar="N", help="Carry out N iterations.")
     ] = 2,
     tolerance: Annotated[
         float,
@@ -49,7 +54,7 @@ def rehearse(
         read_plan(plan),
         inputs.read_profile(),
         inputs.read_cluster(),
-        time_scale=time_scale,
+        time_scale=time_scale or 0.0,
         iterations=iterations,
     )
     terminal.note(

@@ -17,19 +17,15 @@ if TYPE_CHECKING:
 MOST_ITERATIONS = 1000
 
 MicroBatches: TypeAlias = Annotated[
-    int,
-    Option(
-        min=0, metavar="N", help="What if: number of micro-batches, of the same size (0: as is)."
-    ),
+    int | None,
+    Option(min=1, metavar="N", help="Change the number of micro-batches, of the same size."),
 ]
 Iterations: TypeAlias = Annotated[
     int,
-    Option(
-        min=1, max=MOST_ITERATIONS, metavar="N", help="Number of iterations to simulate in a row."
-    ),
+    Option(min=1, max=MOST_ITERATIONS, metavar="N", help="Simulate N iterations in a row."),
 ]
 MeetEvery: TypeAlias = Annotated[
-    int, Option(min=0, metavar="N", help="Price pipelines that meet every N steps (0: no price).")
+    int | None, Option(min=1, metavar="N", help="Price pipelines that meet every N steps.")
 ]
 
 
@@ -38,12 +34,12 @@ def simulate(
     plan: options.PlanPath,
     profile: options.PlansProfile = "",
     cluster: options.PlansCluster = "",
-    profile_batch: options.ProfileBatch = 0,
-    micro_batches: MicroBatches = 0,
-    schedule: Annotated[str, Option(metavar="NAME", help="What if: another schedule.")] = "",
+    profile_batch: options.ProfileBatch = None,
+    micro_batches: MicroBatches = None,
+    schedule: Annotated[str, Option(metavar="NAME", help="Change the schedule.")] = "",
     optimizer: options.Optimizer = "",
     iterations: Iterations = 1,
-    meet_every: MeetEvery = 0,
+    meet_every: MeetEvery = None,
     timeline: Annotated[
         bool, Option("--timeline", help="Add the timeline to the JSON output.")
     ] = False,
@@ -70,7 +66,7 @@ def simulate(
     if picture:
         check_timeline_path(picture)
     terminal.check_places(out, picture, csv)
-    asked = WhatIf(micro_batches, schedule)
+    asked = WhatIf(micro_batches or 0, schedule)
     given = read_plan(plan)
     inputs = inputs_of_plan(plan, PlanInputs(profile, cluster, profile_batch))
     state = optimizer_state(optimizer) if optimizer else inputs.optimizer_state

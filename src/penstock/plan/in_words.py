@@ -2,8 +2,8 @@
 
 from collections import Counter
 
-from penstock.plan.plan import Plan
-from penstock.text import counted, html_table
+from penstock.plan.plan import Plan, Stage
+from penstock.text import counted, html_table, numbers_text
 
 SHARDED = {"": "DDP", "optimizer": "ZeRO-1", "parameters": "FSDP"}
 """The field's words for replicas that divide nothing, or what `Stage.sharding` names."""
@@ -47,19 +47,28 @@ def plan_words(plan: Plan, device: str = "device") -> str:
 
 def plan_html(plan: Plan, caption: str) -> str:
     """A plan as a table for a notebook."""
-    heads = ["stage", "layers", "devices", "rows", "recompute", "divided"]
+    heads = ["stage", "layers", "devices", "rows", "recompute", "sharding"]
     rows = (
         (
             index,
             f"[{s.layers.start}, {s.layers.stop})",
-            s.devices,
-            s.slices,
-            s.recompute,
-            s.sharding,
+            numbers_text(s.devices),
+            numbers_text(s.slices),
+            recompute_text(s),
+            SHARDED[s.sharding] if s.replicas > 1 else "",
         )
         for index, s in enumerate(plan.stages)
     )
     return html_table(heads, rows, caption)
+
+
+def recompute_text(stage: Stage) -> str:
+    """The recomputation of a stage: ``yes``, ``blocks`` or ``no``.
+
+    >>> recompute_text(Stage(range(2, 6), (0,), (1,), by_block=True))
+    'blocks'
+    """
+    return "blocks" if stage.by_block else "yes" if stage.recompute else "no"
 
 
 def micro_batch_words(plan: Plan) -> str:

@@ -1,6 +1,6 @@
 """Costs of each layer of a model: seconds and bytes, affine in the number of samples."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -10,6 +10,10 @@ from pydantic import BeforeValidator
 
 from penstock.errors import BadInput
 from penstock.files import Table
+from penstock.text import html_table, seconds_text, size_text
+
+COST_HEADS = ("layer", "name", "forward", "backward", "parameters", "saved")
+"""Heads of `ModelProfile.cost_rows`."""
 
 
 class GroupFactor(NamedTuple):
@@ -281,6 +285,21 @@ class ModelProfile(Table):
 
     def __repr__(self) -> str:
         return f"ModelProfile('{self.name}', {len(self.layers)} layers, {self.source})"
+
+    def _repr_html_(self) -> str:
+        return html_table(COST_HEADS, self.cost_rows(), repr(self))
+
+    def cost_rows(self) -> Iterator[tuple[str, ...]]:
+        """The costs of each layer for the largest batch that was measured, below `COST_HEADS`."""
+        for index, layer in enumerate(self.layers):
+            yield (
+                str(index),
+                layer.name,
+                seconds_text(layer.forward_s.at(self.batch_size)),
+                seconds_text(layer.backward_s.at(self.batch_size)),
+                size_text(layer.parameter_bytes),
+                size_text(layer.saved_bytes.at(self.batch_size)),
+            )
 
     @cached_property
     def has_norms(self) -> bool:

@@ -9,10 +9,11 @@ from rich.console import Console, ConsoleOptions
 from rich.measure import Measurement
 from rich.table import Column, Table
 
-from penstock.cluster.cluster import Cluster
-from penstock.plan.plan import Plan, Stage
-from penstock.profile.model_profile import ModelProfile
-from penstock.text import layers_text, rate_text, seconds_text, size_text
+from penstock.cluster.cluster import HOST_HEADS, Cluster
+from penstock.plan.in_words import recompute_text
+from penstock.plan.plan import Plan
+from penstock.profile.model_profile import COST_HEADS, ModelProfile
+from penstock.text import layers_text, numbers_text, size_text
 
 
 def plain_table(left: Sequence[str], right: Sequence[str] = ()) -> Table:
@@ -27,37 +28,17 @@ def plain_table(left: Sequence[str], right: Sequence[str] = ()) -> Table:
 
 def cluster_table(cluster: Cluster) -> Table:
     """One row for each host: its devices, the links between them, and its port."""
-    table = plain_table(
-        ("host", "devices"), ("memory each", "links inside", "latency", "port", "latency")
-    )
-    for host in cluster.hosts:
-        kinds = [
-            f"{len(list(equal))} {kind}" for kind, equal in groupby(d.kind for d in host.devices)
-        ]
-        inside, port = host.link_bytes_per_s, host.port_bytes_per_s
-        table.add_row(
-            host.name,
-            ", ".join(kinds),
-            size_text(min(device.memory_bytes for device in host.devices)),
-            *((rate_text(inside), seconds_text(host.link_latency_s)) if inside else ("-", "-")),
-            *((rate_text(port), seconds_text(host.port_latency_s)) if port else ("-", "-")),
-        )
+    table = plain_table(HOST_HEADS[:2], HOST_HEADS[2:])
+    for row in cluster.host_rows():
+        table.add_row(*row)
     return table
 
 
 def profile_table(profile: ModelProfile) -> Table:
     """One row for each layer, with its costs for the largest batch that was measured."""
-    table = plain_table(("layer", "name"), ("forward", "backward", "parameters", "saved"))
-    samples = profile.batch_size
-    for index, layer in enumerate(profile.layers):
-        table.add_row(
-            str(index),
-            layer.name,
-            seconds_text(layer.forward_s.at(samples)),
-            seconds_text(layer.backward_s.at(samples)),
-            size_text(layer.parameter_bytes),
-            size_text(layer.saved_bytes.at(samples)),
-        )
+    table = plain_table(COST_HEADS[:2], COST_HEADS[2:])
+    for row in profile.cost_rows():
+        table.add_row(*row)
     return table
 
 
@@ -75,8 +56,8 @@ def plan_table(
         table.add_row(
             str(index),
             f"[{stage.layers.start}, {stage.layers.stop})",
-            listed(stage.devices),
-            listed(stage.slices),
+            numbers_text(stage.devices),
+            numbers_text(stage.slices),
             recompute_text(stage),
             size_text(profile.parameter_bytes(stage.layers)),
             size_text(max(peak_memory_bytes[device] for device in stage.devices)),
@@ -84,15 +65,6 @@ def plan_table(
             layers_text(names),
         )
     return table
-
-
-def recompute_text(stage: Stage) -> str:
-    """The recomputation of a stage: ``yes``, ``blocks`` or ``no``.
-
-    >>> recompute_text(Stage(range(2, 6), (0,), (1,), by_block=True))
-    'blocks'
-    """
-    return "blocks" if stage.by_block else "yes" if stage.recompute else "no"
 
 
 def stages_text(plan: Plan, most: int = 4) -> str:
@@ -116,20 +88,6 @@ def stages_text(plan: Plan, most: int = 4) -> str:
     if len(texts) > most:
         texts = [*texts[: most - 2], f"... {len(parts)} stages ...", texts[-1]]
     return " : ".join(texts)
-
-
-def listed(numbers: Sequence[int]) -> str:
-    """Numbers as a short list; consecutive numbers are shown as a range.
-
-    >>> listed((3,)), listed((0, 1, 2, 3, 4)), listed((2, 2, 1))
-    ('3', '0-4', '2, 2, 1')
-    """
-    first, last = numbers[0], numbers[-1]
-    if len(numbers) > 2 and tuple(numbers) == tuple(range(first, last + 1)):
-        return f"{first}-{last}"
-    if len(numbers) > 4 and len(set(numbers)) == 1:
-        return f"{len(numbers)} x {first}"
-    return ", ".join(map(str, numbers))
 
 
 BOUNDLESS = 10_000

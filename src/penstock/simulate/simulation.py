@@ -50,11 +50,10 @@ class Prediction:
 
     def _repr_html_(self) -> str:
         """The timeline in a notebook; without matplotlib or a timeline, a table of the memory."""
-        from penstock.timeline.plot import has_matplotlib, picture
+        from penstock.timeline.plot import has_matplotlib, svg_element
 
         if self.timeline.events and has_matplotlib():
-            _, tag, svg = picture(self.plot(), ".svg").decode().partition("<svg")
-            return f"{tag}{svg}<p>{escape(repr(self))}</p>"
+            return f"{svg_element(self.plot())}<p>{escape(repr(self))}</p>"
         rows = ((device, size_text(peak)) for device, peak in enumerate(self.peak_memory_bytes))
         return html_table(["device", "peak memory"], rows, repr(self))
 

@@ -67,6 +67,12 @@ def picture(ax: "Axes", ending: str) -> bytes:
     return out.getvalue()
 
 
+def svg_element(ax: "Axes") -> str:
+    """The figure of ``ax`` for a page, which a notebook shows."""
+    _, tag, drawn = picture(ax, ".svg").decode().partition("<svg")
+    return tag + drawn
+
+
 def axes_for_times(ax: "Axes | None", end_s: float, width: float, height: float) -> "Axes":
     """``ax``, or those of a new figure of this size in inches, with times from 0 to ``end_s``."""
     check_matplotlib()
