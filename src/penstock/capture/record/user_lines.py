@@ -18,7 +18,7 @@ _SKIPPED = (
     os.path.join(_OURS, "torch_internals.py"),
     "<frozen",
 )
-_START = os.path.join(_OURS, "capture", "record", "user_program.py")
+_START = os.path.join(_OURS, "capture", "record", "model_and_loss.py")
 """File whose frames call the user's program: what is further out is no part of it."""
 
 _is_users: dict[CodeType, bool] = {}
