@@ -1,7 +1,7 @@
 """Published FSDP runs beside what is predicted of one stage whose devices divide parameters.
 
     python benchmarks/fsdp.py            # prints the table, in seconds
-    python benchmarks/fsdp.py --write    # also puts it into docs/benchmarks/fsdp.md
+    python benchmarks/fsdp.py --write    # also puts it into docs/benchmarks/predictions.md
 
 The page says what the figures mean, and where they are from.
 """
@@ -14,7 +14,7 @@ from statistics import median
 from typing import Literal
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "benchmarks" / "fsdp.md"
+PAGE = ROOT / "docs" / "benchmarks" / "predictions.md"
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "largest")]
 
 from decoder import Decoder, decoder_profile  # noqa: E402
@@ -174,7 +174,7 @@ def summary() -> str:
 def main() -> None:
     """Print the table, and write it where that is asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="write docs/benchmarks/fsdp.md")
+    parser.add_argument("--write", action="store_true", help="write docs/benchmarks/predictions.md")
     made = table()
     print(made, summary(), sep="\n\n")
     if parser.parse_args().write:

@@ -4,8 +4,8 @@
     python benchmarks/largest.py --write           # all of them: results and tables of the page
     python benchmarks/largest.py --plan --write    # planning too; some ten minutes
 
-The runs and their sources are in largest/published.toml. docs/benchmarks/largest.md says what the
-figures mean.
+The runs and their sources are in largest/published.toml. docs/benchmarks/predictions.md says what
+the figures mean.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 HERE = ROOT / "benchmarks" / "largest"
-PAGE = ROOT / "docs" / "benchmarks" / "largest.md"
+PAGE = ROOT / "docs" / "benchmarks" / "predictions.md"
 RESULTS = HERE / "results.json"
 sys.path.insert(0, str(HERE))
 
@@ -268,7 +268,7 @@ def main() -> None:
         "runs": run_results(arguments.quick),
     }
     if arguments.plan:
-        from advice_times import planning_rows
+        from planning_times import planning_rows
 
         found["planning"] = planning_rows()
     print(runs_table(found["runs"]))

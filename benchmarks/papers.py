@@ -1,6 +1,6 @@
 """The headline figures of DAPPLE, SPP, BaPipe and SpecTrain beside ours, with a verdict each.
 
-    python benchmarks/papers.py --write   # all of it: the tables of the page
+    python benchmarks/papers.py --write   # all of it: papers/tables.md, and the counts of the page
     python benchmarks/papers.py --quick   # some of it, in a quarter of a minute
 
 It reads nothing outside of the repository. docs/benchmarks/papers.md says what the figures mean.
@@ -10,6 +10,7 @@ Afterwards ``docs/pictures/make.py results`` draws the curves of the page.
 import argparse
 import json
 import sys
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,11 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 HERE = ROOT / "benchmarks" / "papers"
 PAGE = ROOT / "docs" / "benchmarks" / "papers.md"
-RESULTS = HERE / "results.json"
+RESULTS, TABLES = HERE / "results.json", HERE / "tables.md"
+HEADING = "How many figures come out"
+VERDICTS = ("reproduced", "with", "not decided", "not reproduced", "by construction", "-")
+"""Columns of the counts; "with" holds every verdict that names another input."""
+
 sys.path[:0] = [str(ROOT / "tests"), str(HERE)]
 
 
@@ -44,7 +49,7 @@ def results(quick: bool) -> dict[str, Any]:
 
 
 def tables(found: dict[str, Any]) -> dict[str, str]:
-    """The tables of the page by the headings above them."""
+    """The tables of all claims by the headings above them."""
     from claim import claims_table
 
     papers = dict.fromkeys(claim["paper"] for claim in found["claims"])
@@ -85,11 +90,23 @@ def winner_cell(row: dict[str, Any]) -> str:
     return f"{row['form']}{split}, {row['over_form']:.2f}x"
 
 
-def write_page(found: dict[str, Any]) -> None:
-    """Put the tables into the docs; `docs/pictures/make.py` draws the curves."""
-    text = PAGE.read_text(encoding="utf-8")
-    for heading, table in tables(found).items():
-        text = with_table(text, heading, table)
+def counts_table(claims: list[dict[str, Any]]) -> str:
+    """How many claims of each paper have which verdict."""
+    heads = ("reproduced", "with another input", *VERDICTS[2:5], "not published")
+    lines = [f"| paper | {' | '.join(heads)} |", "|---" + "|--:" * len(heads) + "|"]
+    for paper in dict.fromkeys(claim["paper"] for claim in claims):
+        own = [claim["verdict"] for claim in claims if claim["paper"] == paper]
+        found = Counter("with" if verdict.startswith("with ") else verdict for verdict in own)
+        lines.append(f"| {paper} | {' | '.join(str(found[name]) for name in VERDICTS)} |")
+    return "\n".join(lines)
+
+
+def write_tables(found: dict[str, Any]) -> None:
+    """Write all tables, and the counts of the docs; `docs/pictures/make.py` draws the curves."""
+    parts = [f"## {heading}\n\n{table}\n" for heading, table in tables(found).items()]
+    head = f"# Claims of the papers\n\nWritten by `benchmarks/papers.py` on {found['date']}.\n"
+    TABLES.write_text("\n".join([head, *parts]), encoding="utf-8")
+    text = with_table(PAGE.read_text(encoding="utf-8"), HEADING, counts_table(found["claims"]))
     PAGE.write_text(text, encoding="utf-8")
 
 
@@ -108,7 +125,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="few claims")
-    parser.add_argument("--write", action="store_true", help="write results and page")
+    parser.add_argument("--write", action="store_true", help="write results, tables and page")
     arguments = parser.parse_args()
     if arguments.quick and arguments.write:
         parser.error("--write records all claims: leave out --quick")
@@ -117,7 +134,7 @@ def main() -> None:
         print(f"\n## {heading}\n\n{table}")
     if arguments.write:
         RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        write_page(found)
+        write_tables(found)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
     python benchmarks/pays.py --check                # exit 1 if it does not hold today
 
 Each case is recorded by itself. A row counts while the code that it measured has not changed since.
-Cases with a slow worker or a slow link need root. docs/benchmarks/pays.md says what is measured.
+Cases with a slow worker or a slow link need root. docs/benchmarks/runtime.md says what is measured.
 """
 
 import argparse
@@ -22,14 +22,14 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 HERE = ROOT / "benchmarks" / "pays"
 RESULTS, CAUSES = HERE / "results.json", HERE / "causes.toml"
-PAGE = ROOT / "docs" / "benchmarks" / "pays.md"
+PAGE = ROOT / "docs" / "benchmarks" / "runtime.md"
 sys.path[:0] = [str(ROOT / "benchmarks" / of) for of in ("pays", "prediction", "runtime", ".")]
 
 ROUNDS, ITERATIONS = 5, 3
 """From the least to the most of five rounds holds the median with 94 %."""
 
 LIMIT_S = 1800.0
-HEADING = "Results"
+HEADING = "Where a plan pays: results"
 
 MEASURED = ("runtime", "core", "planners", "schedule", "simulate", "costs", "measure")
 """The packages of `penstock` on which a row depends."""

@@ -1,4 +1,4 @@
-"""Break runs at random and resume them; docs/benchmarks/reliability.md has a campaign.
+"""Break runs at random and resume them; docs/benchmarks/models.md has a campaign.
 
     python benchmarks/reliability/chaos.py --count 50 --seed 1 --parallel 2 --out chaos.json
 

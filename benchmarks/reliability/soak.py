@@ -1,4 +1,4 @@
-"""Train for hours with a fault a minute; docs/benchmarks/reliability.md has a run.
+"""Train for hours with a fault a minute; docs/benchmarks/models.md has a run.
 
     python benchmarks/reliability/soak.py --minutes 120 --out soak.json
 

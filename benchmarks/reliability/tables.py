@@ -1,4 +1,4 @@
-"""The tables of docs/benchmarks/reliability.md, from the recorded results.
+"""The tables of docs/benchmarks/models.md, from the recorded results.
 
 python benchmarks/reliability/tables.py [--write]
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-PAGE = HERE.parents[1] / "docs" / "benchmarks" / "reliability.md"
+PAGE = HERE.parents[1] / "docs" / "benchmarks" / "models.md"
 
 
 def faults_table(faults: Sequence[Mapping[str, Any]]) -> str:

@@ -45,7 +45,15 @@ def page(name: str) -> str:
 
 def test_the_papers_figures_come_out_again() -> None:
     rows = rows_of(output_of("benchmarks/papers.py", "--quick"))
-    assert len(rows) > 40 and rows <= rows_of(page("papers"))
+    tables = (ROOT / "benchmarks" / "papers" / "tables.md").read_text(encoding="utf-8")
+    assert len(rows) > 40 and rows <= rows_of(tables)
+
+
+def test_the_page_counts_the_papers_figures_that_come_out() -> None:
+    papers = script_at("benchmarks/papers.py", "papers_benchmark")
+    claims = json.loads(papers.RESULTS.read_text(encoding="utf-8"))["claims"]
+    rows = rows_of(papers.counts_table(claims))
+    assert len(rows) == 6 and rows <= rows_of(page("papers"))
 
 
 def test_predictions_of_the_largest_runs_come_out_again() -> None:
@@ -58,7 +66,7 @@ def test_predictions_of_the_largest_runs_come_out_again() -> None:
 
 def test_predictions_of_fsdp_runs_come_out_again() -> None:
     rows = rows_of(output_of("benchmarks/fsdp.py"))
-    assert len(rows) > 10 and rows <= rows_of(page("fsdp"))
+    assert len(rows) > 10 and rows <= rows_of(page("predictions"))
 
 
 @pytest.mark.parametrize("index", [0, 13, 14])

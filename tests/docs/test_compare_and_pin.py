@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-GUIDE = ROOT / "docs" / "guides" / "compare-and-pin.md"
+GUIDE = ROOT / "docs" / "guides" / "profile-and-plan.md"
 COMMANDS = re.findall(r"^penstock (compare .+)$", GUIDE.read_text(encoding="utf-8"), re.MULTILINE)
 
 

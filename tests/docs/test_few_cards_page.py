@@ -1,4 +1,4 @@
-"""The commands of the page on a few cards, as printed, answer what it says."""
+"""The commands of the part on a few cards, as printed, answer what it says."""
 
 import json
 import os
@@ -12,8 +12,8 @@ import pytest
 
 from penstock.measure.hardware import hardware_named
 
-PAGE = Path(__file__).parents[2] / "docs" / "guides" / "few-cards.md"
-TEXT = PAGE.read_text(encoding="utf-8")
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "large-models.md"
+_, _, TEXT = PAGE.read_text(encoding="utf-8").partition("\n## Fine-tune on a few cards\n")
 PARAMETERS_OF_LLAMA_8B = 8_030_261_248
 
 

@@ -18,7 +18,7 @@ from penstock.train.job_file import KEYS
 from penstock.train.samples import HELD_OUT
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "files.md").read_text(encoding="utf-8")
-JOB_PART, PLAN_PART = PAGE.split("\n## ")[1:]
+JOB_PART, PLAN_PART, _ = PAGE.split("\n## ")[1:]
 
 
 TABLES = (TensorSettings, OptimizerSettings, LossScaling, Weights, Length)

@@ -1,4 +1,4 @@
-"""The commands of the guide to rehearsals run as printed."""
+"""The commands of the part on rehearsals run as printed."""
 
 import re
 import shlex
@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "guides" / "rehearse.md"
-COMMANDS = re.findall(r"^penstock (.+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "profile-and-plan.md"
+_, _, PART = PAGE.read_text(encoding="utf-8").partition("\n## Rehearse a plan\n")
+COMMANDS = re.findall(r"^penstock (.+)$", PART, re.MULTILINE)
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from penstock.planners.search.every_plan import every_placement, every_variant
 from penstock.profile.model_profile import ModelProfile
 from penstock.simulate.score import make_score
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "compare-and-pin.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "profile-and-plan.md"
 
 KEPT: dict[str, Callable[[Plan], bool]] = {
     "first: alone": lambda plan: plan.stages[0].layers == range(1),
@@ -137,7 +137,7 @@ def test_the_commands_of_the_guide_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     text = GUIDE.read_text(encoding="utf-8")
-    (command,) = re.findall(r"^penstock (plan .+)$", text, re.MULTILINE)
+    (command,) = re.findall(r"^penstock (plan .+ --pin .+)$", text, re.MULTILINE)
     (file,) = re.findall(r"^# pins.toml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     (tmp_path / "pins.toml").write_text(file, encoding="utf-8")
     answer = penstock(

@@ -1,4 +1,4 @@
-"""Statements of the papers that no other test shows (docs/benchmarks/papers-statements.md)."""
+"""Statements of the papers that no other test shows (docs/benchmarks/papers.md)."""
 
 import random
 from itertools import combinations

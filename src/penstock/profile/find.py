@@ -71,7 +71,7 @@ def read_any_profile(path: str | Path, profile_batch: int | None = None) -> Mode
     if isinstance(data, Mapping) and "nodes" in cast("Mapping[str, object]", data):
         raise BadInput(
             f"profile '{path}' is in Piper's JSON, which is not read any more; 'bert-32' is "
-            f"Piper's published profile, and docs/guides/profile-and-plan.md has the format to "
+            f"Piper's published profile, and docs/reference/files.md has the format to "
             f"convert to"
         )
     return profile_from_json(data, path)
