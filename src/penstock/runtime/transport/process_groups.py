@@ -59,7 +59,7 @@ class Posted:
 
     message: Message
     buffer: torch.Tensor
-    work: dist.Work | None
+    work: dist.Work
 
 
 class Sent(NamedTuple):
@@ -70,7 +70,7 @@ class Sent(NamedTuple):
 
     message: Message
     buffer: torch.Tensor
-    work: dist.Work | None
+    work: dist.Work
     before: int
 
 
@@ -99,6 +99,7 @@ class GroupTransport:
         self._window = max(LEAST_WINDOW, world.size)
         self._actions = 1
         self._position = 0
+        self._limit = timedelta(seconds=world.timeout_s)
         HEARTBEAT.action = self.position
         if not self._by_gloo:
             self._connect(sorted(pairs))
@@ -169,26 +170,28 @@ class GroupTransport:
                     self._post(self._planned.popleft())
                 self._settle(oldest)
         else:
-            while sending and sending[0].work and sending[0].work.is_completed():
+            while sending and sending[0].work.is_completed():
                 sending.popleft()
         while not self._by_gloo and (first := self._planned.popleft()) is not message:
             self._post(first)
         buffer = packed(message, tensors)
         try:
-            work = dist.isend(
-                self._as_sent(buffer), message.receiver, group=self._group_of(message)
-            )
+            # Of a group of all ranks: what `dist.isend` does, without its checks of each call.
+            work = self._group_of(message).send([self._as_sent(buffer)], message.receiver, 0)
         except RuntimeError as cause:
             raise self._failure(cause, str(message), message.receiver) from cause
         sending.append(Sent(message, buffer, work, self._before.get(id(message), 0)))
-        self._post_ahead()
 
     def _settle(self, sent: Sent) -> None:
         """Wait until a message has been received, or has at least left this rank."""
         self._wait(sent.work, sent.message, sent.message.receiver)
 
     def _await_message(self, message: Message) -> None:
-        """Wait for the oldest posted receive of the sender."""
+        """Wait for the oldest posted receive of the sender; first post what may be posted ahead.
+
+        Not when a message is taken: then an action of this rank can start.
+        """
+        self._post_ahead()
         queue = self._posted[message.sender]
         while not queue:
             self._post(self._planned.popleft())
@@ -197,10 +200,9 @@ class GroupTransport:
         self._wait(posted.work, message, message.sender)
 
     def _take(self, message: Message) -> list[torch.Tensor]:
-        """The parts as views of their buffer; also posts the next receives."""
+        """The parts as views of their buffer."""
         posted = self._posted[message.sender].popleft()
         self._posted_bytes -= message.bytes
-        self._post_ahead()
         return unpacked(message, posted.buffer)
 
     def drain(self) -> None:
@@ -279,7 +281,7 @@ class GroupTransport:
         assert peer != self._world.rank, f"{message} is to be sent before what is waited for"
         buffer = empty_buffer(message, self._world.device)
         try:
-            work = dist.irecv(self._as_sent(buffer), peer, group=self._group_of(message))
+            work = self._group_of(message).recv([self._as_sent(buffer)], peer, 0)
         except RuntimeError as cause:
             # The sender has ended since the last message.
             raise self._failure(cause, str(message), peer) from cause
@@ -296,16 +298,16 @@ class GroupTransport:
         assert group is not None, "the transport is closed"
         return group
 
-    def _wait(self, work: dist.Work | None, message: Message, peer: int) -> None:
-        if work is None:
-            return
-        HEARTBEAT.wait = CurrentWait(lambda: str(message), peer, "", time.perf_counter())
-        with self._failing(message, peer):
+    def _wait(self, work: dist.Work, message: Message, peer: int) -> None:
+        HEARTBEAT.wait = CurrentWait(message.__str__, peer, "", time.perf_counter())
+        try:
             # NCCL only orders streams here; see `DeviceClock` for the wait.
             if self._by_gloo:
-                work.wait(timedelta(seconds=self._world.timeout_s))
+                work.wait(self._limit)
             else:
                 work.wait()
+        except RuntimeError as cause:
+            raise self._failure(cause, str(message), peer) from cause
         HEARTBEAT.wait = None
 
     @contextmanager
