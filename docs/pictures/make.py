@@ -44,7 +44,7 @@ COLOURS = {
     "xpipe": "#009e73",
     "pipeoptim": "#cc79a7",
 }
-"""Colours that the colour-blind can tell apart (Okabe and Ito, 2008, and two darker ones)."""
+"""Colours that the colour-blind can distinguish (Okabe and Ito, 2008, and two darker ones)."""
 
 SPEEDS = {
     "plain": ("data parallelism, no overlap", "#5c6a7a"),
@@ -89,7 +89,7 @@ def results() -> None:
 
 
 def panels_for(count: int, height: float) -> tuple[Figure, list[Axes]]:
-    """A figure with that many panels, in rows of three that are so many inches high."""
+    """A figure with that many panels, in rows of three of this height in inches."""
     rows = -(-count // COLUMNS)
     figure = Figure((11.0, height * rows + 0.6), layout="constrained")
     panels = [figure.add_subplot(rows, COLUMNS, number + 1) for number in range(count)]
@@ -180,17 +180,17 @@ PARTS = {"gallery": gallery, "compare": compare, "results": results}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Make what is asked for; without arguments, all parts."""
+    """Make the parts that are named; without arguments, all."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--run", type=Path, help="directory of a run of the default job")
     parser.add_argument("--hosts", type=Path, help="page of benchmarks/rehearsal/two_hosts.py")
-    asked = parser.parse_args(arguments)
-    if asked.run:
-        photograph(asked.run / "report.html", "report", "section")
-    if asked.hosts:
-        photograph(asked.hosts, "two-hosts", "#view")
-    for part in asked.parts or ([] if asked.run or asked.hosts else PARTS):
+    given = parser.parse_args(arguments)
+    if given.run:
+        photograph(given.run / "report.html", "report", "section")
+    if given.hosts:
+        photograph(given.hosts, "two-hosts", "#view")
+    for part in given.parts or ([] if given.run or given.hosts else PARTS):
         PARTS[part]()
 
 

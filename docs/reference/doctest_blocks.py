@@ -1,7 +1,7 @@
 """An extension of mkdocstrings: examples become blocks of code, and parameters tables.
 
 Docstrings hold doctests as paragraphs of their own, without a heading. Markdown takes ``>>>`` for
-three nested quotations. They say in prose what parameters mean; a table tells the type and default
+three nested quotations. They say in prose what parameters mean; a table gives the type and default
 of each.
 """
 

@@ -56,9 +56,9 @@ SHELL_OPTIONS = ("--install-completion", "--show-completion")
 SHORT_HELP = {"rehearse": "Carry out PLAN with processes that wait, not compute."}
 
 
-def print_version(asked: bool) -> None:
+def print_version(wanted: bool) -> None:
     """Print the version and end, if requested."""
-    if asked:
+    if wanted:
         print(f"penstock {__version__}")
         raise typer.Exit
 

@@ -41,11 +41,11 @@ def is_gpu(device: torch.device) -> bool:
     return device.type == GPU
 
 
-def check_gpu_is_here(asked: str) -> None:
+def check_gpu_is_here(wanted: str) -> None:
     """Raise `BadInput` if this process sees no GPU; the message names what requires one."""
     if not torch.cuda.is_available():
         raise BadInput(
-            f"{asked}: torch {torch.__version__} finds no CUDA device here; leave it out, or plan "
+            f"{wanted}: torch {torch.__version__} finds no CUDA device here; leave it out, or plan "
             f"for a GPU with 'penstock profile --estimate KIND'"
         )
 
@@ -56,7 +56,7 @@ def seen_gpus() -> list[torch.device]:
     return [torch.device(GPU, number) for number in range(seen)]
 
 
-def own_device(asked: torch.device | str | None) -> torch.device:
+def own_device(wanted: torch.device | str | None) -> torch.device:
     """The device of this rank, which becomes the current one.
 
     A GPU without a number is that of the rank's place among those of its host; ranks beyond the
@@ -66,18 +66,18 @@ def own_device(asked: torch.device | str | None) -> torch.device:
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
     seen = len(seen_gpus())
-    if asked is None:
+    if wanted is None:
         # A process that sees one GPU of several has it to itself.
         enough = seen >= local_ranks or (seen == 1 and "CUDA_VISIBLE_DEVICES" in os.environ)
-        asked = GPU if seen and enough else "cpu"
-    device = torch.device(asked)
+        wanted = GPU if seen and enough else "cpu"
+    device = torch.device(wanted)
     if not is_gpu(device):
         return device
-    check_gpu_is_here(f"device '{asked}' on host {socket.gethostname()}")
+    check_gpu_is_here(f"device '{wanted}' on host {socket.gethostname()}")
     number = device.index if device.index is not None else local_rank % seen
     if number >= seen:
         raise BadInput(
-            f"device '{asked}' is not on host {socket.gethostname()}, which shows {seen} to this "
+            f"device '{wanted}' is not on host {socket.gethostname()}, which shows {seen} to this "
             f"process; give a number below {seen}, or '{GPU}' for each rank's own"
         )
     torch.cuda.set_device(number)

@@ -60,8 +60,10 @@ def usable_cores(root: Path = ROOT, variables: Mapping[str, str] = os.environ) -
 
 def processor_name(root: Path = ROOT) -> str:
     """The maker's name for the processor, or else its architecture, such as ``aarch64``."""
-    told = re.search(r"^model name\s*: (.+)$", text_of(root / "proc" / "cpuinfo"), re.MULTILINE)
-    return " ".join(told[1].split()) if told else platform.machine()
+    model_line = re.search(
+        r"^model name\s*: (.+)$", text_of(root / "proc" / "cpuinfo"), re.MULTILINE
+    )
+    return " ".join(model_line[1].split()) if model_line else platform.machine()
 
 
 def granted_cores(root: Path = ROOT, variables: Mapping[str, str] = os.environ) -> float:

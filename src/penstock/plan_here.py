@@ -84,18 +84,18 @@ def plan_here(graph: LayerGraph, batch: Batch, options: Options, constraints: Co
     world = join_world(options.device, options.timeout_s)
     try:
         kept = KeptPlans(world, graph, batch, options)
-        told = world.broadcast(kept.plan_text(constraints) if world.rank == 0 else "")
-        if not told:
+        received = world.broadcast(kept.plan_text(constraints) if world.rank == 0 else "")
+        if not received:
             known = None if constraints.remeasure else kept.costs
             if world.broadcast(known is None):
                 known = measured_here(world, graph, batch, options)
             planned = world.all_succeed(
                 lambda: kept.planned(known, constraints) if known else "", BadInput, Infeasible
             )
-            told = world.broadcast(planned)
+            received = world.broadcast(planned)
     finally:
         world.leave()
-    found = json.loads(told)
+    found = json.loads(received)
     if world.rank == 0:
         say(found["words"])
     return plan_from_json(found["plan"], "rank 0's plan")
@@ -172,8 +172,8 @@ def digest(text: str) -> str:
 
 def problem_under(constraints: Constraints, own: PlanningProblem) -> PlanningProblem:
     """The problem of a plan that is trained here, with costs, batch and optimizer of ``own``."""
-    asked = asdict(constraints)
-    del asked["remeasure"]
+    limits = asdict(constraints)
+    del limits["remeasure"]
     return planning_problem(
         own.profile,
         own.cluster,
@@ -182,7 +182,7 @@ def problem_under(constraints: Constraints, own: PlanningProblem) -> PlanningPro
         optimizer_bytes_per_parameter_byte=own.optimizer_bytes_per_parameter_byte,
         kept_on_device=own.kept_on_device,
         as_fast=SHARED_CORES_ERROR if own.cluster.slowing_hosts else PREDICTION_ERROR,
-        **asked,
+        **limits,
     )
 
 
@@ -201,8 +201,8 @@ def found_plan(problem: PlanningProblem, planner: str) -> tuple[Plan, str]:
     words = [f"plan: {plan_words(plan, 'rank')}", f"predicted {seconds_text(score(plan))} a step"]
     other_s, other = seen.get(len(plan.device_groups) == 1, (inf, plan))
     if other_s < inf:
-        told = ", ".join(parallel_words(other, "rank"))
-        words.append(f"{told} would take {seconds_text(other_s)}")
+        received = ", ".join(parallel_words(other, "rank"))
+        words.append(f"{received} would take {seconds_text(other_s)}")
     idle = len(problem.cluster.devices) - len(plan.devices)
     if idle:
         words.append(f"{counted(idle, 'rank')} would not make it faster and will wait")
@@ -248,10 +248,10 @@ def costs_of_ranks(world: World, measured: Callable[[Cluster, bool], ModelProfil
     here = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
     shares_cores = world.device.type == "cpu" and here > usable_cores()
     own = world.all_succeed(lambda: measured(cluster, shares_cores))
-    told = world.all_gather(json.dumps(profile_to_json(own)))
+    received = world.all_gather(json.dumps(profile_to_json(own)))
     if world.rank:
         return None
-    profiles = [profile_from_json(json.loads(found), "a rank's profile") for found in told]
+    profiles = [profile_from_json(json.loads(found), "a rank's profile") for found in received]
     return profile_and_speeds(profiles, cluster)
 
 
@@ -316,12 +316,12 @@ def measured_steps(
         return made_of(optimizer, [(names.get(parameter, ""), parameter) for parameter in those])
 
     with with_values([module], device):
-        ask = partial(measure_step_s_per_byte, module, make, shares_cores=shares_cores)
-        on_device = ask()
+        timed = partial(measure_step_s_per_byte, module, make, shares_cores=shares_cores)
+        on_device = timed()
         if not is_gpu(device):
             return on_device, 0.0
         trained = [p for p in module.parameters() if p.requires_grad]
-        return on_device, ask(in_place=HostState(trained).in_place)
+        return on_device, timed(in_place=HostState(trained).in_place)
 
 
 def stepped_layers(parameters: Sequence[tuple[int, int]]) -> range:

@@ -105,7 +105,7 @@ def test_what_cannot_be_recorded_is_refused_and_not_trained(name: str) -> None:
 
 def test_activations_of_one_rank_decide_nothing() -> None:
     for found in launch_workers(run_refused, (plan_of([[0], [1]]),), workers=2, threads=1):
-        assert "asks for bool() of a tensor of another stage, which only one rank has" in found
+        assert "needs bool() of a tensor of another stage, which only one rank has" in found
         assert "`if now.step and (o[0] > -100).all():`" in found
 
 

@@ -65,7 +65,7 @@ def test_a_package_that_is_missing_is_named_before_a_worker_starts(
     with pytest.raises(BadInput) as refused:
         train_job(job, TrainRequest(workers=2, out=tmp_path / "run", shown=False))
     assert str(refused.value) == (
-        "job 'small' asks for tracker 'wandb', and the package wandb is not installed; install it "
+        "job 'small' names tracker 'wandb', and the package wandb is not installed; install it "
         "or leave the tracker out"
     )
     assert not (tmp_path / "run").exists()

@@ -7,7 +7,7 @@ from time import perf_counter
 from penstock.advice.compare import Comparisons, best_first, compare_plans
 from penstock.cluster.cluster import Cluster
 from penstock.plan.plan import Plan
-from penstock.plan.problem import MEMORY_RESERVE, AskedRecompute, Planner, ShardingChoice
+from penstock.plan.problem import MEMORY_RESERVE, Planner, RecomputeOption, ShardingChoice
 from penstock.planners.find_plan import TimeLimit, find_plan
 from penstock.planners.plugins import planner_name, schedule_name
 from penstock.planners.problem import planning_problem
@@ -25,7 +25,7 @@ def plan_pipeline(
     planner: str | Planner = "search",
     micro_batch_size: int = 0,
     schedule: str | AnySchedule = "auto",
-    recompute: AskedRecompute = "auto",
+    recompute: RecomputeOption = "auto",
     sharding: ShardingChoice = "auto",
     optimizer_bytes_per_parameter_byte: float = 2.0,
     max_stages: int = 0,

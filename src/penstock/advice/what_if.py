@@ -75,7 +75,7 @@ def placed_for(problem: PlanningProblem, plan: Plan, schedule: str) -> Plan:
     if needed > layers:
         raise BadInput(
             f"schedule '{schedule}' holds {rounds} stages on each of {groups} devices, which needs "
-            f"{needed} layers, and profile '{problem.profile.name}' has {layers}; ask for a "
+            f"{needed} layers, and profile '{problem.profile.name}' has {layers}; choose a "
             f"schedule with one stage a device, such as '1f1b'"
         )
     if plan.placement == placement_of_style(style, groups, rounds):

@@ -160,9 +160,9 @@ def with_path(graph: LayerGraph, kind: int, batch: Batch) -> LayerGraph:
     try:
         recorded = record(like.program, like.call.layout.flatten(batch))
     except CaptureFailed as problem:
-        if isinstance(asked := problem.__cause__, NeedsValues):
+        if isinstance(need := problem.__cause__, NeedsValues):
             raise BadInput(
-                f"it asks for {asked}, which only one rank has, at {line_of(asked.__traceback__)}; "
+                f"it needs {need}, which only one rank has, at {line_of(need.__traceback__)}; "
                 f"write it with tensor operations, such as torch.where"
             ) from problem
         raise

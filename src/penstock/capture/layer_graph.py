@@ -86,10 +86,10 @@ class LayerGraph:
         state = KeptState(program, recorded.changes)
         why = recorded.parts.mixing
         if recorded.whole_from is not None and kinds == 1:
-            alike = replace(recorded, parts=LossParts())
-            cut = Cut(alike, program)
+            uniform = replace(recorded, parts=LossParts())
+            cut = Cut(uniform, program)
             if cut.has_whole_loss:
-                return cls(program, alike, cut, state, whole_loss=why)
+                return cls(program, uniform, cut, state, whole_loss=why)
         if recorded.refusal is not None and not recorded.taken:
             raise recorded.refusal
         parts = LossParts() if recorded.taken else recorded.parts
@@ -646,7 +646,7 @@ class LayerGraph:
         wanted = {
             number
             for number, event in enumerate(record.events[:end])
-            if event.asks and not event.depends
+            if event.reads_values and not event.depends
         }
         # The lengths by which sequences are packed: by them all stages know the sizes.
         packing = (e for e in record.events[:end] if e.address[1] == "_pack_padded_sequence")

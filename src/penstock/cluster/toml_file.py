@@ -211,8 +211,8 @@ def in_keys() -> Generator[None]:
 
 def fields_of(entry: Entry, **others: object) -> dict[str, Any]:
     """The fields of a device, a host or a link that an entry gives, with some replaced."""
-    told = {FIELDS.get(key, key): value for key, value in entry if key != "count"}
-    return told | others
+    fields = {FIELDS.get(key, key): value for key, value in entry if key != "count"}
+    return fields | others
 
 
 def values_of(thing: Device | Host | Link, entry: type[Entry]) -> dict[str, str | float]:

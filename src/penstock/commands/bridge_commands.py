@@ -164,7 +164,7 @@ def import_layout(
     """Read another framework's layout as a plan; -o writes the plan."""
     from penstock.advice.plan_files import PlanInputs
     from penstock.integrations.bridges.formats import read_layout
-    from penstock.integrations.bridges.layout import AskedLayout, plan_of_layout
+    from penstock.integrations.bridges.layout import LayoutOptions, plan_of_layout
     from penstock.plan.json_file import write_plan
     from penstock.planners.problem import member_named
     from penstock.schedule.registry import FAMILIES
@@ -174,9 +174,9 @@ def import_layout(
     terminal.check_places(out)
     inputs = PlanInputs(profile, cluster, profile_batch)
     costs = inputs.read_profile()
-    asked = AskedLayout(batch or 0, micro_batch or 0, schedule, ranks or 0, replicas or 0)
-    read = read_layout(source, Path(layout), costs, asked)
-    plan = plan_of_layout(read, asked)
+    wanted = LayoutOptions(batch or 0, micro_batch or 0, schedule, ranks or 0, replicas or 0)
+    read = read_layout(source, Path(layout), costs, wanted)
+    plan = plan_of_layout(read, wanted)
     if cluster:
         found = show_simulated(terminal, plan, costs, inputs, out)
         if source == "device-map" and plan.micro_batches == 1:

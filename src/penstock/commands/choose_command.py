@@ -58,8 +58,8 @@ def choose(
     from penstock.plan.problem import foreign_kinds
 
     terminal.check_places(out, csv)
-    asked = [amount for amount in (tokens, samples) if amount]
-    if len(asked) != 1 or not asked[0] < inf or not options.names_in(clusters):
+    amounts = [amount for amount in (tokens, samples) if amount]
+    if len(amounts) != 1 or not amounts[0] < inf or not options.names_in(clusters):
         raise BadInput("say how long to train, by --tokens or --samples, on which --clusters")
     named = [find_cluster(name) for name in options.names_in(clusters)]
     every, named = costs_for(profile, profile_batch, named, terminal)
@@ -70,7 +70,7 @@ def choose(
         every,
         named,
         batch,
-        samples or samples_of(every[0], asked[0]),
+        samples or samples_of(every[0], amounts[0]),
         planner=planner,
         foreign_times=foreign_times,
         on_cluster=lambda name: terminal.note(f"planning for {name}"),

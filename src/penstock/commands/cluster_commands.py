@@ -91,8 +91,8 @@ def launch(
     from penstock.files import write_text
     from penstock.train.launch_script import LAUNCHERS, Start, hosts_text
 
-    asked = [n for n, on in zip(LAUNCHERS, (torchrun, slurm), strict=True) if on]
-    if len(asked) != 1:
+    launchers = [n for n, on in zip(LAUNCHERS, (torchrun, slurm), strict=True) if on]
+    if len(launchers) != 1:
         raise BadInput(f"name one of {', '.join(f'--{name}' for name in LAUNCHERS)}")
     terminal.check_places(out)
     hosts = cluster_of_plan(plan, cluster)
@@ -107,7 +107,7 @@ def launch(
         tuple((host.name, len(host.devices)) for host in hosts.hosts),
         on_gpus=on_gpus,
     )
-    script = LAUNCHERS[asked[0]](start)
+    script = LAUNCHERS[launchers[0]](start)
     if out:
         write_text(out, script)
         terminal.note(f"wrote {out}: {start.ranks} ranks, {hosts_text(start.hosts)}")

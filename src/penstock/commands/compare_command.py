@@ -23,7 +23,7 @@ ForcedSchedules: TypeAlias = Annotated[
 
 def compare(
     *,
-    asked: options.AskedProblem,
+    given: options.ProblemOptions,
     planners: Annotated[
         str, Option(metavar="a,b", help="Compare these planners (default: all).")
     ] = "",
@@ -52,7 +52,7 @@ def compare(
 
     check_endings(out, picture)
     terminal.check_places(out, picture, csv)
-    problem = asked.problem()
+    problem = given.problem()
     terminal.note(other_kinds_words(problem.profile, problem.cluster))
     on_page = picture.endswith(".html")
     explains = explain or on_page

@@ -139,5 +139,5 @@ def of_network() -> Iterator[Finding]:
         remedy = f"other hosts cannot meet here by name; add '127.0.1.1 {name}' to /etc/hosts"
         yield Finding("host name", f"{name}, which has no address", remedy)
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
-    told = [f"{one}={os.environ[one]}" for one in names if one in os.environ]
-    yield Finding("variables", ", ".join(told) or "none that changes a run")
+    set_here = [f"{one}={os.environ[one]}" for one in names if one in os.environ]
+    yield Finding("variables", ", ".join(set_here) or "none that changes a run")

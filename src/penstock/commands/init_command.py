@@ -92,7 +92,7 @@ TRAINING = (
     'name = "adamw"',
     "learning_rate = 1e-3",
     "weight_decay = 0.01",
-    "# The rate rises over so many steps, and then falls as a cosine to a tenth.",
+    "# The rate rises over this many steps, and then falls as a cosine to a tenth.",
     "warm_up_steps = 10",
 )
 
@@ -159,8 +159,8 @@ def data_lines(config: str, model: str, data: str, out: str) -> list[str]:
         if beside_it.exists():
             tokenizer = f"tokenizer = {quoted(beside(str(beside_it), out))}, "
     text = f"path = {quoted(beside(data, out))}, {tokenizer}length = {length}"
-    told = "" if tokenizer else '; without tokenizer = "tokenizer.json", its bytes are the tokens'
-    lines = [f"# Text in windows of so many tokens{told}.", f"text = {{ {text} }}"]
+    remark = "" if tokenizer else '; without tokenizer = "tokenizer.json", its bytes are the tokens'
+    lines = [f"# Text in windows of this many tokens{remark}.", f"text = {{ {text} }}"]
     if not config:
         lines += ['loss = "penstock.train.samples:next_token_loss"']
     return [

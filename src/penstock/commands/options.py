@@ -269,7 +269,7 @@ class JobOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedProblem:
+class ProblemOptions:
     """The options that say what is to be planned."""
 
     profile: ProfilePath

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def plan(
     *,
-    asked: options.AskedProblem,
+    given: options.ProblemOptions,
     planner: options.PlannerName = "search",
     schedule: options.ScheduleNames = "auto",
     tensor_parallel: options.TensorParallel = "",
@@ -50,7 +50,7 @@ def plan(
 
     member_named(PLANNERS, planner, "planner")
     terminal.check_places(out, csv)
-    problem = asked.problem(planner, schedule)
+    problem = given.problem(planner, schedule)
     costs = problem.profile
     terminal.note(other_kinds_words(costs, problem.cluster))
     terminal.note(unknown_memory_words(problem.cluster))
@@ -59,7 +59,7 @@ def plan(
         found = found_and_assessed(problem, planner, sizes, (time_limit, effort), explain, progress)
     assessed, planned, own, planning_s = found
     if out:
-        write_planned(planned, out, asked.inputs, planning_s)
+        write_planned(planned, out, given.inputs, planning_s)
     terminal.save_csv(stage_rows(planned, costs), csv)
     values: dict[str, object] = {**planned.to_json(planning_s)}
     parts: list[RenderableType] = []

@@ -83,7 +83,7 @@ def compared_lines(
 
     Without names all planners are compared; ``all`` means each synchronous schedule.
     """
-    asked = list(planners) or list(PLANNERS)
+    chosen = list(planners) or list(PLANNERS)
     orders = [
         order
         for name in list(schedules) or [AUTO]
@@ -92,7 +92,7 @@ def compared_lines(
     lines: dict[int, ComparedLine] = {}
     for found in compare_plans(
         problem,
-        asked,
+        chosen,
         orders,
         perf_counter,
         limit_s=limit_s,
@@ -103,7 +103,7 @@ def compared_lines(
         lines[id(line.comparison)] = line
     comparisons = [line.comparison for line in lines.values()]
     require_a_plan(comparisons)
-    return [lines[id(comparison)] for comparison in best_first(comparisons, asked)]
+    return [lines[id(comparison)] for comparison in best_first(comparisons, chosen)]
 
 
 def with_details(
@@ -219,8 +219,8 @@ def reasons_of(lines: Sequence[ComparedLine]) -> list[str]:
         return []
     winner = known[0]
     slower = [e for e in known if e.iteration_s > winner.iteration_s * (1 + 1e-9)]
-    asked = slower[:1] + [e for e in slower[1:] if e.planner == "data-parallel"]
-    return [why_slower(winner, other) for other in asked]
+    explained = slower[:1] + [e for e in slower[1:] if e.planner == "data-parallel"]
+    return [why_slower(winner, other) for other in explained]
 
 
 def explained(lines: Sequence[ComparedLine]) -> list[str]:
@@ -244,7 +244,7 @@ def draw(path: str, lines: Sequence[ComparedLine], problem: PlanningProblem) -> 
     title = f"{profile.name} on {cluster.name}"
     note = (
         f"{len(profile.layers)} layers, {len(cluster.devices)} devices, "
-        f"{problem.global_batch} samples an iteration; all plans simulated alike"
+        f"{problem.global_batch} samples an iteration; all plans simulated by the same rules"
     )
     if path.endswith(".html"):
         write_text(path, comparison_page(lines, title, note))

@@ -66,7 +66,7 @@ def simulate(
     if picture:
         check_timeline_path(picture)
     terminal.check_places(out, picture, csv)
-    asked = WhatIf(micro_batches or 0, schedule)
+    wanted = WhatIf(micro_batches or 0, schedule)
     given = read_plan(plan)
     inputs = inputs_of_plan(plan, PlanInputs(profile, cluster, profile_batch))
     state = optimizer_state(optimizer) if optimizer else inputs.optimizer_state
@@ -74,12 +74,12 @@ def simulate(
     terminal.note(other_kinds_words(costs, machines))
     start_s = perf_counter()
     before = play(given, costs, machines, iterations, inputs.memory_reserve, state)
-    after = play_changed(before, asked) if asked.words else before
+    after = play_changed(before, wanted) if wanted.words else before
     values: dict[str, object] = {
-        **after.to_json(perf_counter() - start_s, explained=bool(asked.words))
+        **after.to_json(perf_counter() - start_s, explained=bool(wanted.words))
     }
-    if asked.words:
-        values["changes"] = list(asked.words)
+    if wanted.words:
+        values["changes"] = list(wanted.words)
         values["before"] = before.to_json(0.0, explained=True)
     price = meeting_price(after.problem, after.planned.plan, meet_every) if meet_every else None
     if price is not None:
@@ -93,7 +93,7 @@ def simulate(
         draw(picture, after)
     parts: list[RenderableType] = []
     if not terminal.as_json:
-        parts = [*shown.played_parts(before, after, asked.words), terminal.chart(after.timeline)]
+        parts = [*shown.played_parts(before, after, wanted.words), terminal.chart(after.timeline)]
         if price is not None:
             parts.append(price.words(after.planned.prediction.iteration_s))
     terminal.save_csv(shown.stage_rows(after.planned, costs), csv)

@@ -127,8 +127,8 @@ def print_error(error: BaseException) -> int:
             message, code = f"{problem}; see '{command} --help'", BadInput.exit_code
         case KeyboardInterrupt():
             message, code = "interrupted", INTERRUPTED
-        case ModuleNotFoundError() if told := missing_for_training(error):
-            message, code = told, BadInput.exit_code
+        case ModuleNotFoundError() if missing := missing_for_training(error):
+            message, code = missing, BadInput.exit_code
         case _:
             handle, place = tempfile.mkstemp(prefix="penstock-error-", suffix=".txt")
             with os.fdopen(handle, "w", encoding="utf-8") as file:

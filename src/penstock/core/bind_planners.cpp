@@ -51,22 +51,22 @@ void make_question(SppQuestion* self, std::pair<int, int> stages_and_blocks,
 /// One field of all states, by stages, first cut, first block and number of the first width.
 template <auto field>
 auto column(const SppTable& self) {
-  const SppQuestion& asked = self.asked();
-  const std::size_t blocks = asked.blocks, widths = asked.widths(), cuts = self.cuts();
+  const SppQuestion& question = self.question();
+  const std::size_t blocks = question.blocks, widths = question.widths(), cuts = self.cuts();
   using Value = std::remove_cvref_t<decltype(self.states()[0].*field)>;
   static_assert(sizeof(Value) == 8 && sizeof(SppState) % 8 == 0);
   constexpr std::int64_t each = sizeof(SppState) / 8;
-  const std::int64_t by_width = each, by_block = by_width * asked.widths(),
-                     by_cut = by_block * asked.blocks, by_stage = by_cut * self.cuts();
+  const std::int64_t by_width = each, by_block = by_width * question.widths(),
+                     by_cut = by_block * question.blocks, by_stage = by_cut * self.cuts();
   return nb::ndarray<nb::numpy, const Value, nb::ndim<4>>(
-      &(self.states()[0].*field), {static_cast<std::size_t>(asked.stages), cuts, blocks, widths},
+      &(self.states()[0].*field), {static_cast<std::size_t>(question.stages), cuts, blocks, widths},
       nb::find(self), {by_stage, by_cut, by_block, by_width});
 }
 
-DapplePlan dapple(const GroupCosts& costs, const Network& network, const DappleQuestion& asked,
+DapplePlan dapple(const GroupCosts& costs, const Network& network, const DappleQuestion& question,
                   double limit_s) {
   const nb::gil_scoped_release others_may_run;
-  return dapple_plan(costs, network, asked, limit_s);
+  return dapple_plan(costs, network, question, limit_s);
 }
 
 std::vector<Column> columns_of(const std::vector<double>& forward_s,
@@ -198,7 +198,7 @@ void bind_planners(nb::module_& module) {
            "micro_batches"_a, "recompute"_a, "drains"_a);
   nb::class_<SppTable>(module, "SppTable")
       .def(nb::init<const GroupCosts&, const Network&, SppQuestion>(), "costs"_a, "network"_a,
-           "asked"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
+           "question"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
       .def_prop_ro("seconds", column<&SppState::seconds>)
       .def_prop_ro("passed_s", column<&SppState::passed_s>)
       .def_prop_ro("slowest_s", column<&SppState::slowest_s>)
@@ -212,7 +212,7 @@ void bind_planners(nb::module_& module) {
       .def("__init__", make_slowest_question, "width"_a, "windows"_a, "crossing_bytes"_a,
            "recompute"_a, "balanced"_a);
   nb::class_<SlowestStageTable>(module, "SlowestStageTable")
-      .def(nb::init<const GroupCosts&, SlowestStageQuestion>(), "costs"_a, "asked"_a,
+      .def(nb::init<const GroupCosts&, SlowestStageQuestion>(), "costs"_a, "question"_a,
            nb::keep_alive<1, 2>())
       .def_prop_ro("seconds", row_column<&SlowestStageState::seconds>)
       .def_prop_ro("end", row_column<&SlowestStageState::end>)
@@ -237,7 +237,7 @@ void bind_planners(nb::module_& module) {
              "micro_batches"_a);
   module.def("dapple_pivot", closed_form_pivot, "forward_s"_a, "backward_s"_a, "micro_batches"_a);
   module.def("transfer_s", transfer_s, "network"_a, "sender"_a, "receiver"_a, "fixed"_a, "each"_a);
-  module.def("dapple_plan", dapple, "costs"_a, "network"_a, "asked"_a, "limit_s"_a);
+  module.def("dapple_plan", dapple, "costs"_a, "network"_a, "question"_a, "limit_s"_a);
 }
 
 }  // namespace penstock

@@ -72,8 +72,8 @@ void make_rules(PointRules* self, int style, int rounds, bool split, int batch,
 }
 
 double load_s(const SearchCosts& costs, const PointRules& rules, const Point& point,
-              LoadQuestion asked) {
-  return PlanLoad(costs, rules, asked).seconds(point);
+              LoadQuestion question) {
+  return PlanLoad(costs, rules, question).seconds(point);
 }
 
 StageCost stage_cost(const SearchCosts& costs, const std::vector<int>& devices, int lo, int hi,
@@ -162,7 +162,7 @@ void bind_walk(nb::module_& module) {
   nb::class_<LoadQuestion>(module, "LoadQuestion")
       .def("__init__", make_question, "recompute"_a, "power"_a, "steady"_a);
   nb::class_<WalkPlan>(module, "WalkPlan")
-      .def(nb::init<LoadQuestion, double, int, std::uint32_t>(), "asked"_a, "heat"_a, "steps"_a,
+      .def(nb::init<LoadQuestion, double, int, std::uint32_t>(), "question"_a, "heat"_a, "steps"_a,
            "seed"_a);
   nb::class_<Found>(module, "Found")
       .def_ro("seconds", &Found::seconds)
@@ -197,7 +197,7 @@ void bind_walk(nb::module_& module) {
     return costs.runs.held({run.first, run.second}, replicas);
   }, "costs"_a, "run"_a, "replicas"_a);
   module.def("rows_of", rows_of, "costs"_a, "devices"_a, "size"_a);
-  module.def("load_s", load_s, "costs"_a, "rules"_a, "point"_a, "asked"_a);
+  module.def("load_s", load_s, "costs"_a, "rules"_a, "point"_a, "question"_a);
   module.def("random_walk", random_walk, "costs"_a, "rules"_a, "start"_a, "walk"_a,
              nb::call_guard<nb::gil_scoped_release>());
 }

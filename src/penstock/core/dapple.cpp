@@ -43,14 +43,14 @@ namespace {
 
 class Search {
  public:
-  Search(const GroupCosts& costs, const Network& network, const DappleQuestion& asked,
+  Search(const GroupCosts& costs, const Network& network, const DappleQuestion& question,
          double limit_s)
-      : costs_(costs), asked_(asked), transfers_(network), best_s_(limit_s) {
-    const std::size_t steps = asked_.steps.size(), cuts = costs_.cuts();
+      : costs_(costs), question_(question), transfers_(network), best_s_(limit_s) {
+    const std::size_t steps = question_.steps.size(), cuts = costs_.cuts();
     for (int place = 0; place < places(); ++place)
-      widest_ = std::max(widest_, asked_.places[place + 1].first_step - first_step(place));
+      widest_ = std::max(widest_, question_.places[place + 1].first_step - first_step(place));
     memo_.resize(cuts * places());
-    columns_.resize(2 * asked_.most_stages + 1);
+    columns_.resize(2 * question_.most_stages + 1);
     known_.assign(steps, false);
     rest_moves_.resize(steps * cuts);
     pairs_.resize(std::min<std::size_t>(kMostPairs, steps * widest_));
@@ -62,7 +62,7 @@ class Search {
     memo_[0].fits = true;
     for (int cut = 0; cut < costs_.cuts() - 1; ++cut)
       for (int place = 0; place < places(); ++place)
-        if (prefix(cut, place).known && prefix(cut, place).stages + 2 <= asked_.most_stages)
+        if (prefix(cut, place).known && prefix(cut, place).stages + 2 <= question_.most_stages)
           expand(cut, place);
     DapplePlan found{best_s_, {}};
     for (Taken taken = best_; taken.step >= 0;) {
@@ -105,9 +105,9 @@ class Search {
     int cut, place, step, column;
   };
 
-  int places() const { return static_cast<int>(asked_.places.size()) - 1; }
-  int steps() const { return static_cast<int>(asked_.steps.size()); }
-  int first_step(int place) const { return asked_.places[place].first_step; }
+  int places() const { return static_cast<int>(question_.places.size()) - 1; }
+  int steps() const { return static_cast<int>(question_.steps.size()); }
+  int first_step(int place) const { return question_.places[place].first_step; }
   Prefix& prefix(int cut, int place) { return memo_[cut * places() + place]; }
 
   /// Try every next stage behind one prefix, with one last stage behind it.
@@ -121,7 +121,7 @@ class Search {
     }
     const int own = columns ? columns + 1 : 0;
     for (int step = first_step(place); step < first_step(place + 1); ++step) {
-      if (asked_.steps[step].group < 0) continue;
+      if (question_.steps[step].group < 0) continue;
       Passed passed = before;
       if (columns) {
         put_move(prefix(cut, place).step, step, cut, own - 1);
@@ -135,8 +135,8 @@ class Search {
 
   /// Least seconds of the layers behind a cut on the devices that an occupancy leaves.
   double rest_s(int cut, int place) const {
-    const double left_s = (asked_.least_s.back() - asked_.least_s[cut]) * asked_.size;
-    return left_s / asked_.places[place].speed_left;
+    const double left_s = (question_.least_s.back() - question_.least_s[cut]) * question_.size;
+    return left_s / question_.places[place].speed_left;
   }
 
   /// A lower bound of the closed form for all plans with these first columns.
@@ -145,7 +145,7 @@ class Search {
   /// stages, all of them count in the warm-up and ending phases. If it is one of them, no later
   /// stage is slower.
   double bound_s(int columns, double rest_s) const {
-    const int steady = asked_.micro_batches - 1;
+    const int steady = question_.micro_batches - 1;
     double passed_s = 0, least_s = 0;
     for (int s = 0; s < columns; ++s) {
       passed_s += columns_[s].both_s();
@@ -169,7 +169,7 @@ class Search {
     int hi = cut, following = -1;
     for (int stage = count - 1; stage >= 0; --stage) {
       const Prefix& last = prefix(hi, place);
-      const int group = asked_.steps[last.step].group, behind = count + 2 - stage;
+      const int group = question_.steps[last.step].group, behind = count + 2 - stage;
       put_stage(group, {last.cut, hi}, behind, 2 * stage);
       if (!fit_stage(group, {last.cut, hi}, behind, 2 * stage)) return -1;
       if (following >= 0) put_move(last.step, following, hi, 2 * stage + 1);
@@ -185,16 +185,16 @@ class Search {
     const Group& group = costs_.groups[number];
     const double forward_s = costs_.forward_s(group, run);
     double backward_s = costs_.backward_s(group, run);
-    if (asked_.recompute == RecomputeChoice::all && asked_.depths[behind] > 1)
+    if (question_.recompute == RecomputeChoice::all && question_.depths[behind] > 1)
       backward_s += forward_s;
     columns_[column] = {forward_s, backward_s, costs_.after_s(group, run)};
   }
 
   /// Return whether a stage of `put_stage` fits. If it must recompute, add that to its column.
   bool fit_stage(int number, Run run, int behind, int column) {
-    const int depth = asked_.depths[behind];
-    const Fit fit = costs_.fit(costs_.groups[number], run, depth, asked_.recompute);
-    const bool by_itself = asked_.recompute == RecomputeChoice::where_needed;
+    const int depth = question_.depths[behind];
+    const Fit fit = costs_.fit(costs_.groups[number], run, depth, question_.recompute);
+    const bool by_itself = question_.recompute == RecomputeChoice::where_needed;
     if (fit == Fit::recomputes && by_itself && depth > 1)
       columns_[column].backward_s += columns_[column].forward_s;
     return fit != Fit::too_large;
@@ -213,7 +213,7 @@ class Search {
 
   /// Put the transfers at a cut between the stages of two consecutive steps into a column.
   void put_move(int before, int step, int cut, int column) {
-    const std::size_t number = step - first_step(asked_.steps[before].target);
+    const std::size_t number = step - first_step(question_.steps[before].target);
     const std::size_t pair = static_cast<std::size_t>(before) * widest_ + number;
     PairLoads& loads = pairs_[pair % pairs_.size()];
     if (loads.owner != pair) {
@@ -226,7 +226,7 @@ class Search {
 
   /// The transfers at every cut from a step's stage to a last stage behind it.
   void put_rest_moves(int step) {
-    put_loads(rest_loads_, step, 2 * steps() + asked_.steps[step].target);
+    put_loads(rest_loads_, step, 2 * steps() + question_.steps[step].target);
     for (int cut = 0; cut < costs_.cuts(); ++cut)
       rest_moves_[step * costs_.cuts() + cut] = move_at(rest_loads_, cut);
     known_[step] = true;
@@ -234,8 +234,8 @@ class Search {
 
   /// Try every end of a next stage behind a prefix.
   void try_step(Next next, Passed passed) {
-    const int steady = asked_.micro_batches - 1;
-    const auto [target, group] = asked_.steps[next.step];
+    const int steady = question_.micro_batches - 1;
+    const auto [target, group] = question_.steps[next.step];
     for (int hi = next.cut + 1; hi < costs_.cuts() - 1; ++hi) {
       const double left_s = rest_s(hi, target);
       if (steady * left_s >= best_s_) continue;
@@ -253,9 +253,9 @@ class Search {
 
   /// Compare a prefix (the first columns) with a next stage and one last stage behind it.
   void try_last_stage(Next next, int hi, Passed passed) {
-    const auto [target, group] = asked_.steps[next.step];
-    const int rest = asked_.places[target].rest_group, last = next.column + 2;
-    const double idle = asked_.places[target].idle;
+    const auto [target, group] = question_.steps[next.step];
+    const int rest = question_.places[target].rest_group, last = next.column + 2;
+    const double idle = question_.places[target].idle;
     const Run rest_run{hi, costs_.cuts() - 1};
     Prefix& known = prefix(hi, target);
     put_stage(rest, rest_run, 1, last);
@@ -284,12 +284,12 @@ class Search {
       passed.whole_s += columns_[k].both_s();
       passed.slowest_s = std::max(passed.slowest_s, columns_[k].both_s());
     }
-    const double steady_s = (asked_.micro_batches - 1) * passed.slowest_s;
+    const double steady_s = (question_.micro_batches - 1) * passed.slowest_s;
     return std::max(passed.whole_s, columns_[0].both_s() + steady_s);
   }
 
   double plan_s(int columns) const {
-    return latency_s(columns_.data(), columns, asked_.micro_batches);
+    return latency_s(columns_.data(), columns, question_.micro_batches);
   }
 
   /// Seconds by which a prefix is compared: as if rows were enough for all devices left.
@@ -304,7 +304,7 @@ class Search {
   }
 
   const GroupCosts& costs_;
-  const DappleQuestion& asked_;
+  const DappleQuestion& question_;
   Transfers transfers_;
   double best_s_;
   Taken best_;
@@ -320,8 +320,8 @@ class Search {
 }  // namespace
 
 DapplePlan dapple_plan(const GroupCosts& costs, const Network& network,
-                       const DappleQuestion& asked, double limit_s) {
-  return Search(costs, network, asked, limit_s).plan();
+                       const DappleQuestion& question, double limit_s) {
+  return Search(costs, network, question, limit_s).plan();
 }
 
 }  // namespace penstock

@@ -57,6 +57,6 @@ double latency_s(const Column* columns, int count, int micro_batches);
 
 /// The best plan of at least two stages whose closed form is below `limit_s`.
 DapplePlan dapple_plan(const GroupCosts& costs, const Network& network,
-                       const DappleQuestion& asked, double limit_s);
+                       const DappleQuestion& question, double limit_s);
 
 }  // namespace penstock

@@ -427,7 +427,7 @@ class LoadQuestion:
 class WalkPlan:
     """A random walk of ``steps`` points; at first, slower ones by about ``heat`` are accepted."""
 
-    def __init__(self, asked: LoadQuestion, heat: float, steps: int, seed: int) -> None: ...
+    def __init__(self, question: LoadQuestion, heat: float, steps: int, seed: int) -> None: ...
 
 class Found:
     """A point with its seconds, and micro-batches in flight of its stages where it was played."""
@@ -504,7 +504,7 @@ def state_bytes(costs: SearchCosts, run: tuple[int, int], replicas: int) -> floa
 def rows_of(costs: SearchCosts, devices: Sequence[int], size: int) -> list[int]:
     """Rows of each replica in proportion to speed."""
 
-def load_s(costs: SearchCosts, rules: PointRules, point: Point, asked: LoadQuestion) -> float:
+def load_s(costs: SearchCosts, rules: PointRules, point: Point, question: LoadQuestion) -> float:
     """Return seconds if work never waited for a busy resource; infinite if it does not fit."""
 
 def random_walk(costs: SearchCosts, rules: PointRules, start: Point, walk: WalkPlan) -> list[Found]:
@@ -619,7 +619,7 @@ class SppQuestion:
 class SppTable:
     """The best plan of each state: stages, first cut, first block and number of the first width."""
 
-    def __init__(self, costs: GroupCosts, network: LinkNetwork, asked: SppQuestion) -> None: ...
+    def __init__(self, costs: GroupCosts, network: LinkNetwork, question: SppQuestion) -> None: ...
     seconds: npt.NDArray[np.float64]
     """The least objective; infinite where there is no plan. Then the others say nothing."""
     passed_s: npt.NDArray[np.float64]
@@ -664,7 +664,7 @@ class SlowestStageQuestion:
 class SlowestStageTable:
     """The least slowest stage, the first stage's end and width, by first block and first cut."""
 
-    def __init__(self, costs: GroupCosts, asked: SlowestStageQuestion) -> None: ...
+    def __init__(self, costs: GroupCosts, question: SlowestStageQuestion) -> None: ...
     seconds: npt.NDArray[np.float64]
     end: npt.NDArray[np.int64]
     number: npt.NDArray[np.int64]
@@ -711,7 +711,7 @@ class DapplePlan:
     steps: list[DappleTaken]
 
 def dapple_plan(
-    costs: GroupCosts, network: LinkNetwork, asked: DappleQuestion, limit_s: float
+    costs: GroupCosts, network: LinkNetwork, question: DappleQuestion, limit_s: float
 ) -> DapplePlan:
     """The best plan of several stages whose closed form is below ``limit_s``, without the lock.
 

@@ -37,14 +37,14 @@ void stretch(std::vector<double>& parts_s, double whole_s) {
 /// the exchange of batch norm's statistics, during which all replicas wait.
 class ReplicaCosts {
  public:
-  ReplicaCosts(const Layers& layers, const StageAsked& asked, const Group& group, double state,
+  ReplicaCosts(const Layers& layers, const StageQuestion& question, const Group& group, double state,
                const std::vector<int>& segment_layers)
-      : layers_(layers), asked_(asked), run_(asked.run), group_(group),
-        segment_layers_(segment_layers), tensors_(layers.tensors_of(run_, asked.earlier)),
+      : layers_(layers), question_(question), run_(question.run), group_(group),
+        segment_layers_(segment_layers), tensors_(layers.tensors_of(run_, question.earlier)),
         parameters_(layers.parameter_bytes(run_)) {
     const double two =
-        asked.sharding == Sharding::parameters ? layers.two_layers_from(run_.lo)[run_.hi] : 0;
-    held_ = held_bytes(asked.sharding, group.replicas, parameters_, two, asked.versions + 1, state);
+        question.sharding == Sharding::parameters ? layers.two_layers_from(run_.lo)[run_.hi] : 0;
+    held_ = held_bytes(question.sharding, group.replicas, parameters_, two, question.versions + 1, state);
     if (!gathers()) return;
     const auto bytes_up_to = [&](int cut) { return layers.parameter_bytes({run_.lo, cut}); };
     forward_s_ = layers.gathered_s(group, run_, true, bytes_up_to);
@@ -52,7 +52,7 @@ class ReplicaCosts {
   }
 
   /// Its messages are a part of its actions.
-  bool gathers() const { return asked_.sharding == Sharding::parameters && group_.replicas > 1; }
+  bool gathers() const { return question_.sharding == Sharding::parameters && group_.replicas > 1; }
 
   void set(ReplicaWork& replica, const Machine& machine) const {
     const auto seconds = [&](const std::vector<Affine>& sums, Run run) {
@@ -80,14 +80,14 @@ class ReplicaCosts {
                        weight_s,
                        forward_s,
                        group_.step_s(parameters_, gathers()) / machine.speed *
-                           (1 + kPredictionShare * asked_.predictions)};
+                           (1 + kPredictionShare * question_.predictions)};
 
     std::vector<double>& parts_s = replica.segments_s;
     for_segments([&](Run run) {
-      parts_s.push_back(seconds(asked_.split ? layers_.weight : layers_.backward, run));
+      parts_s.push_back(seconds(question_.split ? layers_.weight : layers_.backward, run));
     });
-    if (read_s > 0 || gathers()) stretch(parts_s, asked_.split ? weight_s : backward_s);
-    if (!asked_.split) {
+    if (read_s > 0 || gathers()) stretch(parts_s, question_.split ? weight_s : backward_s);
+    if (!question_.split) {
       // It receives before the first segment, and sends after the last one.
       auto part_s = parts_s.begin();
       for_segments([&](Run run) { *part_s++ += layers_.norms_s(group_, run, false); });
@@ -110,13 +110,13 @@ class ReplicaCosts {
     const RunBytes bytes = run_bytes(layers_, run_, tensors_.received, rows);
     const double casts = layers_.cast_bytes[run_.hi] - layers_.cast_bytes[run_.lo];
     const double buffers = layers_.buffer_bytes[run_.hi] - layers_.buffer_bytes[run_.lo];
-    const bool casts_once = asked_.versions == 1;
+    const bool casts_once = question_.versions == 1;
     return {held_ + buffers + (casts_once ? casts : 0), bytes.saved + (casts_once ? 0 : casts),
             std::max(0.0, bytes.inputs), bytes.workspace};
   }
 
   const Layers& layers_;
-  const StageAsked& asked_;
+  const StageQuestion& question_;
   const Run run_;
   const Group& group_;
   const std::vector<int>& segment_layers_;
@@ -148,37 +148,37 @@ bool are_alike(const ReplicaWork& one, const ReplicaWork& other, const std::vect
 /// The gradients that replicas reduce among themselves go from the last layer to the first.
 /// Parameters tied within the stage are complete only at the end of the backward, since the first
 /// layer may use them.
-StageWork PartCosts::stage(const StageAsked& asked) const {
-  const int replicas = static_cast<int>(asked.devices.size());
-  Group group{{}, 1, replicas, layers_.step_s_per_byte, asked.all_reduces};
-  StageWork made{asked.run, asked.earlier, {}, {}, {}};
+StageWork PartCosts::stage(const StageQuestion& question) const {
+  const int replicas = static_cast<int>(question.devices.size());
+  Group group{{}, 1, replicas, layers_.step_s_per_byte, question.all_reduces};
+  StageWork made{question.run, question.earlier, {}, {}, {}};
   for (int i = 0; i < replicas; ++i) {
-    const Machine& machine = hardware_.devices.at(asked.devices[i]);
-    const int rows = asked.rows.at(i);
-    made.replicas.push_back({asked.devices[i], machine.host, rows, machine.overlaps,
+    const Machine& machine = hardware_.devices.at(question.devices[i]);
+    const int rows = question.rows.at(i);
+    made.replicas.push_back({question.devices[i], machine.host, rows, machine.overlaps,
                              machine.streams_messages, machine.memory_bytes, {}, {}, {}});
     if (group.kinds.empty() || !are_alike(made.replicas[i], made.replicas[i - 1], hardware_.devices))
       group.kinds.push_back({static_cast<double>(rows), machine.speed, 0, machine.chip});
   }
   std::vector<int>& ends = made.segment_layers;
-  if (asked.reduces && replicas > 1 && asked.sharding != Sharding::parameters) {
+  if (question.reduces && replicas > 1 && question.sharding != Sharding::parameters) {
     const auto add = [&](int segment, double bytes) {
       made.gradients.add(share_of(group, segment, bytes, layers_.rules));
     };
-    for_buckets(layers_.own_bytes, asked.run, layers_.rules.bucket_bytes,
+    for_buckets(layers_.own_bytes, question.run, layers_.rules.bucket_bytes,
                 [&](int layer, double bytes) {
                   add(static_cast<int>(ends.size()), bytes);
                   ends.push_back(layer);
                 });
-    if (ends.empty() || ends.back() != asked.run.lo) ends.push_back(asked.run.lo);
+    if (ends.empty() || ends.back() != question.run.lo) ends.push_back(question.run.lo);
     for (const SharedParameter& parameter : layers_.shared)
-      if (parameter.bytes > 0 && parameter.is_only_in(asked.run))
+      if (parameter.bytes > 0 && parameter.is_only_in(question.run))
         add(static_cast<int>(ends.size()) - 1, parameter.bytes);
-    if (!made.gradients.shares.empty()) made.gradients.ports = ports_of(asked.devices);
+    if (!made.gradients.shares.empty()) made.gradients.ports = ports_of(question.devices);
   } else {
-    ends = {asked.run.lo};
+    ends = {question.run.lo};
   }
-  const ReplicaCosts costs(layers_, asked, group, state_, ends);
+  const ReplicaCosts costs(layers_, question, group, state_, ends);
   for (int i = 0; i < replicas; ++i) {
     ReplicaWork& replica = made.replicas[i];
     if (i > 0 && are_alike(replica, made.replicas[i - 1], hardware_.devices)) {

@@ -10,7 +10,7 @@ namespace penstock {
 /// An instance of a stage on its devices, and how a schedule uses it
 /// (`penstock.simulate.instances.StageUse`). `earlier` are the stages of its home before it, which
 /// receive tensors for it.
-struct StageAsked {
+struct StageQuestion {
   Run run;
   std::vector<Run> earlier;
   std::vector<int> devices, rows;
@@ -28,7 +28,7 @@ class PartCosts {
   PartCosts(const Layers& layers, const Hardware& hardware, double state)
       : layers_(layers), hardware_(hardware), state_(state) {}
 
-  StageWork stage(const StageAsked& asked) const;
+  StageWork stage(const StageQuestion& question) const;
 
   /// The messages between two stages for each micro-batch.
   ///

@@ -33,7 +33,7 @@ double PlanLoad::seconds(const Point& point) {
   }
   cost_stages();
   carry_tensors(point.cuts);
-  const bool steady = asked_.kind.steady;
+  const bool steady = question_.kind.steady;
   std::vector<Stage>& stages = now_.stages;
   for (int s = point.stages() - 2; s >= 0; --s) {
     const StageCost& next = stages[s + 1].cost;
@@ -138,9 +138,9 @@ double PlanLoad::busy_s(const Stage& stage) const {
   const StageCost& cost = stage.cost;
   const double whole_s = cost.forward_s + cost.backward_s;
   double least_s = kInfinity;
-  if (asked_.recompute != RecomputeMode::always && cost.kept > 0)
+  if (question_.recompute != RecomputeMode::always && cost.kept > 0)
     least_s = micro_batches() * std::max(whole_s, (whole_s + stage.below_s) / cost.kept);
-  if (asked_.recompute != RecomputeMode::never && cost.leaner > 0) {
+  if (question_.recompute != RecomputeMode::never && cost.leaner > 0) {
     const double again_s = whole_s + std::min(cost.forward_s, stage.below_s);
     const double filled_s = (whole_s + stage.below_s) / cost.leaner;
     least_s = std::min(least_s, micro_batches() * std::max(again_s, filled_s));
@@ -168,9 +168,9 @@ double PlanLoad::busy_with_several_s(int group) const {
   }
   const double room = memory - held - workspace;
   double least_s = kInfinity;
-  if (asked_.recompute != RecomputeMode::always && room >= saved)
+  if (question_.recompute != RecomputeMode::always && room >= saved)
     least_s = micro_batches() * std::max(work_s, saved > 0 ? kept_s / room : 0);
-  if (asked_.recompute != RecomputeMode::never && room >= inputs + saved)
+  if (question_.recompute != RecomputeMode::never && room >= inputs + saved)
     least_s = std::min(least_s, micro_batches() * std::max(again_s, inputs > 0 ? read_s / (room - saved) : 0));
   return least_s;
 }
@@ -179,7 +179,7 @@ double PlanLoad::busy_with_several_s(int group) const {
 void PlanLoad::add_stage_loads(int number, Way& way) {
   const Stage& stage = now_.stages[number];
   const StageCost& cost = stage.cost;
-  const bool steady = asked_.kind.steady;
+  const bool steady = question_.kind.steady;
   double arrival_s = stage.below_s + cost.forward_s, up_before_s = way.after_s;
   if (number > 0) {
     arrival_s = way.first_s - now_.stages[number - 1].down_s;
@@ -244,7 +244,7 @@ void PlanLoad::add_port_loads(double late_s) {
 double PlanLoad::norm_s() const {
   constexpr double kLoadsOfAStage = 3;
   const double most_s = std::ranges::max(loads_);
-  const int power = asked_.kind.power;
+  const int power = question_.kind.power;
   if (!(0 < most_s && most_s < kInfinity) || power <= 0) return most_s;
   double total = 0;
   for (const double load : loads_) total += raised(load / most_s, power);

@@ -39,8 +39,8 @@ struct LoadQuestion {
 /// kept last are not costed again.
 class PlanLoad {
  public:
-  PlanLoad(const SearchCosts& costs, const PointRules& rules, LoadQuestion asked)
-      : costs_(costs), rules_(rules), asked_(asked), stage_costs_(costs, rules.split) {}
+  PlanLoad(const SearchCosts& costs, const PointRules& rules, LoadQuestion question)
+      : costs_(costs), rules_(rules), question_(question), stage_costs_(costs, rules.split) {}
 
   /// Seconds of the most loaded resource of a point, or a norm of all.
   ///
@@ -98,7 +98,7 @@ class PlanLoad {
 
   const SearchCosts& costs_;
   const PointRules& rules_;
-  const LoadQuestion asked_;
+  const LoadQuestion question_;
   StageCosts stage_costs_;
   Plan now_, kept_;
   std::vector<int> stage_of_layer_;

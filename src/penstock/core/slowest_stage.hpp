@@ -36,11 +36,11 @@ struct SlowestStageState {
 
 class SlowestStageTable {
  public:
-  SlowestStageTable(const GroupCosts& costs, SlowestStageQuestion asked);
+  SlowestStageTable(const GroupCosts& costs, SlowestStageQuestion question);
 
   /// By first block and first cut.
   const std::vector<SlowestStageState>& states() const { return states_; }
-  int rows() const { return asked_.blocks + 1; }
+  int rows() const { return question_.blocks + 1; }
   int cuts() const { return costs_.cuts(); }
 
  private:
@@ -49,7 +49,7 @@ class SlowestStageTable {
                const WindowLoad& window);
 
   const GroupCosts& costs_;
-  const SlowestStageQuestion asked_;
+  const SlowestStageQuestion question_;
   std::vector<SlowestStageState> states_;
 };
 

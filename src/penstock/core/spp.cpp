@@ -2,34 +2,34 @@
 
 namespace penstock {
 
-SppTable::SppTable(const GroupCosts& costs, const Network& network, SppQuestion asked)
-    : costs_(costs), asked_(std::move(asked)), transfers_(network) {
-  const std::size_t cuts = costs_.cuts(), widths = asked_.widths();
-  states_.resize(asked_.stages * cuts * asked_.blocks * widths);
-  least_.assign(asked_.stages * (asked_.blocks + 1) * cuts, kInfinity);
+SppTable::SppTable(const GroupCosts& costs, const Network& network, SppQuestion question)
+    : costs_(costs), question_(std::move(question)), transfers_(network) {
+  const std::size_t cuts = costs_.cuts(), widths = question_.widths();
+  states_.resize(question_.stages * cuts * question_.blocks * widths);
+  least_.assign(question_.stages * (question_.blocks + 1) * cuts, kInfinity);
   floor_ = least_;
   round_trip_s_.assign(widths * cuts, 0);
   busier_s_ = round_trip_s_;
-  for (int position = asked_.blocks - 1; position >= 0; --position) {
-    for (int number = 0; number < asked_.widths(); ++number) {
-      if (asked_.groups[position * widths + number] < 0) continue;
+  for (int position = question_.blocks - 1; position >= 0; --position) {
+    for (int number = 0; number < question_.widths(); ++number) {
+      if (question_.groups[position * widths + number] < 0) continue;
       set_moves({position, number});
-      for (int k = 1; k < asked_.stages; ++k)
+      for (int k = 1; k < question_.stages; ++k)
         for (int lo = 0; lo < costs_.cuts() - 1; ++lo) extend({position, number}, k, lo);
     }
-    for (int k = 1; k < asked_.stages; ++k) set_least(k, position);
+    for (int k = 1; k < question_.stages; ++k) set_least(k, position);
   }
 }
 
 SppState& SppTable::state(int stages, int lo, Window window) {
   const std::size_t place =
-      (static_cast<std::size_t>(stages) * costs_.cuts() + lo) * asked_.blocks + window.position;
-  return states_[place * asked_.widths() + window.number];
+      (static_cast<std::size_t>(stages) * costs_.cuts() + lo) * question_.blocks + window.position;
+  return states_[place * question_.widths() + window.number];
 }
 
 /// Index in `least_` and `floor_` where those of `stages` stages from a block on begin.
 std::size_t SppTable::behind(int stages, int position) const {
-  const std::size_t row = static_cast<std::size_t>(stages) * (asked_.blocks + 1) + position;
+  const std::size_t row = static_cast<std::size_t>(stages) * (question_.blocks + 1) + position;
   return row * costs_.cuts();
 }
 
@@ -37,7 +37,7 @@ void SppTable::set_least(int stages, int position) {
   double lowest = kInfinity;
   for (int lo = 0; lo < costs_.cuts(); ++lo) {
     double& least = least_[behind(stages, position) + lo];
-    for (int number = 0; number < asked_.widths(); ++number)
+    for (int number = 0; number < question_.widths(); ++number)
       least = std::min(least, state(stages, lo, {position, number}).seconds);
     lowest = std::min(lowest, least);
     floor_[behind(stages, position) + lo] = lowest;
@@ -46,11 +46,11 @@ void SppTable::set_least(int stages, int position) {
 
 /// The seconds from a window to the windows behind it.
 void SppTable::set_moves(Window window) {
-  const int next = window.position + asked_.width[window.number];
-  if (next == asked_.blocks) return;
-  const int own = asked_.groups[window.position * asked_.widths() + window.number];
-  for (int w = 0; w < asked_.widths(); ++w) {
-    const int other = asked_.groups[next * asked_.widths() + w];
+  const int next = window.position + question_.width[window.number];
+  if (next == question_.blocks) return;
+  const int own = question_.groups[window.position * question_.widths() + window.number];
+  for (int w = 0; w < question_.widths(); ++w) {
+    const int other = question_.groups[next * question_.widths() + w];
     if (other < 0) continue;
     transfers_.loads(own, other, down_);
     transfers_.loads(other, own, up_);
@@ -65,17 +65,17 @@ void SppTable::set_moves(Window window) {
 
 /// Seconds of a stage's work in an iteration, without recompute.
 double SppTable::least_own_s(const Group& group, Run run) const {
-  return costs_.after_s(group, run) + asked_.micro_batches * costs_.micro_batch_s(group, run);
+  return costs_.after_s(group, run) + question_.micro_batches * costs_.micro_batch_s(group, run);
 }
 
 /// A stage with `stages` stages from itself to the end; infinitely slow if it does not fit.
 SppTable::Stage SppTable::stage_of(const Group& group, Run run, int stages) const {
-  const int depth = asked_.depths[stages];
-  const Fit fit = costs_.fit(group, run, depth, asked_.recompute);
+  const int depth = question_.depths[stages];
+  const Fit fit = costs_.fit(group, run, depth, question_.recompute);
   if (fit == Fit::too_large) return {run.hi, false, kInfinity, kInfinity};
   double busy_s = costs_.micro_batch_s(group, run);
   if (fit == Fit::recomputes && depth > 1) busy_s += costs_.forward_s(group, run);
-  const double own_s = costs_.after_s(group, run) + asked_.micro_batches * busy_s;
+  const double own_s = costs_.after_s(group, run) + question_.micro_batches * busy_s;
   return {run.hi, fit == Fit::recomputes, busy_s, own_s};
 }
 
@@ -86,7 +86,7 @@ SppTable::Stage SppTable::stage_of(const Group& group, Run run, int stages) cons
 /// then down until the rest alone does. Most states have no plan of k stages at all.
 void SppTable::extend(Window window, int k, int lo) {
   const Group& group =
-      costs_.groups[asked_.groups[window.position * asked_.widths() + window.number]];
+      costs_.groups[question_.groups[window.position * question_.widths() + window.number]];
   const int layers = costs_.cuts() - 1;
   SppState& best = state(k, lo, window);
   if (k == 1) {
@@ -94,7 +94,7 @@ void SppTable::extend(Window window, int k, int lo) {
     best = {last.own_s, last.busy_s, last.busy_s, layers, 0, last.recomputes};
     return;
   }
-  const int next = window.position + asked_.width[window.number];
+  const int next = window.position + question_.width[window.number];
   const double* least = &least_[behind(k - 1, next)];
   const double* floor = &floor_[behind(k - 1, next)];
   const int first_end = lo + 1, last_end = layers - k + 1;
@@ -120,12 +120,12 @@ void SppTable::extend(Window window, int k, int lo) {
 
 /// Keep a stage that ends at a cut, with the best window behind it, if that is better.
 void SppTable::try_end(SppState& state, const SppState* after, const Stage& stage) {
-  const double micro_batches = asked_.micro_batches;
-  for (int w = 0; w < asked_.widths(); ++w) {
+  const double micro_batches = question_.micro_batches;
+  for (int w = 0; w < question_.widths(); ++w) {
     const double moved_s = round_trip_s_[w * costs_.cuts() + stage.end];
     double seconds = std::max(stage.own_s, micro_batches * moved_s);
     seconds = std::max(seconds, after[w].seconds);
-    if (asked_.drains) {
+    if (question_.drains) {
       const double busier_s = busier_s_[w * costs_.cuts() + stage.end];
       seconds = std::max(stage.own_s, micro_batches * busier_s);
       seconds = std::max(seconds, stage.busy_s + moved_s + after[w].seconds);

@@ -32,12 +32,12 @@ struct SppState {
 
 class SppTable {
  public:
-  SppTable(const GroupCosts& costs, const Network& network, SppQuestion asked);
+  SppTable(const GroupCosts& costs, const Network& network, SppQuestion question);
 
   /// By stages, first cut, first block and number of the first width.
   const std::vector<SppState>& states() const { return states_; }
   int cuts() const { return costs_.cuts(); }
-  const SppQuestion& asked() const { return asked_; }
+  const SppQuestion& question() const { return question_; }
 
  private:
   struct Window {
@@ -62,7 +62,7 @@ class SppTable {
   std::size_t behind(int stages, int position) const;
 
   const GroupCosts& costs_;
-  const SppQuestion asked_;
+  const SppQuestion question_;
   Transfers transfers_;
   std::vector<SppState> states_;
   // The least objective over the widths, by stages, first block and first cut; and also over all

@@ -16,7 +16,7 @@ std::vector<Found> random_walk(const SearchCosts& costs, const PointRules& rules
     if (!is_new && seconds < at->second.seconds) at->second = {seconds, point};
   };
   Random random(walk.seed);
-  PlanLoad load(costs, rules, walk.asked);
+  PlanLoad load(costs, rules, walk.question);
   Point now = start, next;
   now.limits.clear();
   double now_s = load.seconds(now);

@@ -9,7 +9,7 @@ namespace penstock {
 /// A walk of `steps` points. At first, those that are slower by about the share `heat` are
 /// accepted.
 struct WalkPlan {
-  LoadQuestion asked;
+  LoadQuestion question;
   double heat;
   int steps;
   std::uint32_t seed;

@@ -37,12 +37,12 @@ def infeasible(problem: PlanningProblem, planner: str) -> Infeasible:
     """
     chain = whole_chain(problem)
     known = tuple(name for name in problem.schedules if FAMILIES[name].is_planned)
-    asked, problem = problem.schedules, replace(problem, schedules=known or ("1f1b",))
+    wanted, problem = problem.schedules, replace(problem, schedules=known or ("1f1b",))
     if fitting := first_fitting(problem, chain):
         if known:
             return planner_too_narrow(problem, planner, fitting)
         return Infeasible(
-            f"planner '{planner}' finds no plan that fits under schedule {', '.join(asked)}, "
+            f"planner '{planner}' finds no plan that fits under schedule {', '.join(wanted)}, "
             f"though {len(fitting.stages)} stages with micro-batches of "
             f"{fitting.micro_batch_size} would under '1f1b'; allow schedule '1f1b'"
         )

@@ -115,13 +115,13 @@ class ChainCosts:
         number = {rows: place for place, rows in enumerate(counts)}
         made: list[DeviceGroup] = []
         for group, own in zip(groups, slices, strict=True):
-            alike = {
+            kinds = {
                 (rows, d.speed, d.memory_bytes, d.on_chip_bytes, d.off_chip_bytes_per_s): d.chip
                 for d, rows in ((devices[device], n) for device, n in zip(group, own, strict=True))
             }
             replicas = [
                 ReplicaKind(*kind[:3], chip, number.get(kind[0], 0))
-                for kind, chip in sorted(alike.items(), key=lambda each: each[0])
+                for kind, chip in sorted(kinds.items(), key=lambda each: each[0])
             ]
             crowded, step_s, all_reduces = self.of_group(group)
             made.append(DeviceGroup(replicas, crowded, len(group), step_s, all_reduces))

@@ -50,8 +50,8 @@ def profile_and_speeds(
     usual = together[by_seconds[(len(ranks) - 1) // 2]]
     speeds = [layer_speeds(usual, together[rank]) for rank in range(len(profiles))]
     found = with_speeds(cluster, [middle(of_layers, 0.5) for of_layers in speeds])
-    alike = [rank for rank in ranks if found.devices[rank].speed == 1.0]
-    merged = median_profile([profiles[rank] for rank in alike])
+    equal = [rank for rank in ranks if found.devices[rank].speed == 1.0]
+    merged = median_profile([profiles[rank] for rank in equal])
     others: dict[str, str] = {}
     for rank, device in enumerate(found.devices):
         slowest, fastest = (middle(speeds[rank], share) for share in (0.1, 0.9))
@@ -76,8 +76,8 @@ def with_speeds(cluster: Cluster, speeds: Sequence[float]) -> Cluster:
     kind, own = usual_kind(cluster), iter(speeds)
 
     def at(device: Device, speed: float) -> Device:
-        alike = device.kind == kind and CLEARLY_LESS < speed < 1 / CLEARLY_LESS
-        return replace(device, speed=1.0 if alike else float(f"{speed:.3g}"))
+        equal = device.kind == kind and CLEARLY_LESS < speed < 1 / CLEARLY_LESS
+        return replace(device, speed=1.0 if equal else float(f"{speed:.3g}"))
 
     hosts = tuple(
         replace(host, devices=tuple(at(device, next(own)) for device in host.devices))

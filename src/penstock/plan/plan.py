@@ -390,5 +390,5 @@ def check_tensor_groups(plan: Plan) -> None:
         if len(set(sizes)) > 1:
             raise BadInput(
                 f"the devices of stage {index} have tensor groups of {sizes} ranks; all replicas "
-                f"of a stage divide its tensors alike, so give them groups of one size"
+                f"of a stage divide its tensors in the same way, so give them groups of one size"
             )

@@ -41,7 +41,7 @@ RecomputeChoice: TypeAlias = Literal["auto", "on", "off"]
 BlockChoice: TypeAlias = Literal["no", "allowed", "always"]
 """Recompute by block: no stage, where it makes a plan faster or possible, all stages."""
 
-AskedRecompute: TypeAlias = Literal["auto", "stage", "on", "blocks", "off"]
+RecomputeOption: TypeAlias = Literal["auto", "stage", "on", "blocks", "off"]
 """The recompute option of users; `penstock.planners.problem` explains it."""
 
 ShardingChoice: TypeAlias = Literal["auto", "off", "optimizer", "parameters"]
@@ -196,7 +196,7 @@ class PlanningProblem:
         if not 0 <= self.max_stages <= layers:
             raise BadInput(
                 f"max_stages is {self.max_stages} and profile '{self.profile.name}' has {layers} "
-                f"layers, which are never cut; ask for 1 to {layers} stages, or 0 for no bound"
+                f"layers, which are never cut; give 1 to {layers} stages, or 0 for no bound"
             )
         if not self.schedules:
             raise BadInput("no schedule is allowed; name at least one, such as '1f1b'")

@@ -78,9 +78,9 @@ def find_plan(
         part = replace(limit, seconds=limit.seconds / ways) if limit else None
 
         def find(view: PlanningProblem, own: Score) -> Plan:
-            told = on_step if view is problem else None
+            listener = on_step if view is problem else None
             view = view if view is problem else replace(view, sharding="off")
-            return find_plan(view, planner, own, limit=part, effort=effort, on_step=told)
+            return find_plan(view, planner, own, limit=part, effort=effort, on_step=listener)
 
         return plan_with_groups(problem, sizes, find)
     until_s = limit.clock() + limit.seconds if limit else inf

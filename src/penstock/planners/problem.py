@@ -13,10 +13,10 @@ from penstock.plan.plan import Plan
 from penstock.plan.problem import (
     AS_FAST,
     MEMORY_RESERVE,
-    AskedRecompute,
     BlockChoice,
     PlanningProblem,
     RecomputeChoice,
+    RecomputeOption,
     ShardingChoice,
     StateChoice,
     micro_batch_sizes_of,
@@ -33,7 +33,7 @@ AUTO, ANY, WHOLE = "auto", "any", "whole-backwards"
 """Names that represent schedules: those that a planner chooses among by itself, all synchronous
 ones, and those that the runtime carries out and that never split a backward."""
 
-RECOMPUTE: dict[AskedRecompute, tuple[RecomputeChoice, BlockChoice]] = {
+RECOMPUTE: dict[RecomputeOption, tuple[RecomputeChoice, BlockChoice]] = {
     "auto": ("auto", "allowed"),
     "stage": ("auto", "no"),
     "on": ("on", "no"),
@@ -71,7 +71,7 @@ def planning_problem(
     micro_batch_sizes: Sequence[int] = (),
     planner: str = "",
     schedule: str = "auto",
-    recompute: AskedRecompute = "auto",
+    recompute: RecomputeOption = "auto",
     sharding: ShardingChoice = "auto",
     state_on: StateChoice = "device",
     kept_on_device: float = 0.0,

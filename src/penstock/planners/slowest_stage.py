@@ -71,12 +71,12 @@ def slowest_stage(
     """
     parts = (windows.groups, *loads)
     rows = zip(*(part.ravel().tolist() for part in parts), strict=True)
-    asked = SlowestStageQuestion(
+    question = SlowestStageQuestion(
         width=windows.line.widths,
         windows=[WindowLoad(*row) for row in rows],
         crossing_bytes=at(chain.runs.down, micro_batch_size),
         recompute=RECOMPUTE_MODES[recompute],
         balanced=balanced,
     )
-    table = SlowestStageTable(windows.costs, asked)
+    table = SlowestStageTable(windows.costs, question)
     return SlowestStage(chain, windows, micro_batch_size, table)

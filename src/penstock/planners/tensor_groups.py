@@ -215,8 +215,8 @@ def groupings(cluster: Cluster, sizes: Sequence[int]) -> Iterator[Groups]:
     ways = [list(ways_of_host(cluster, host, sizes)) for host in range(len(cluster.hosts))]
     known = dict.fromkeys([one_each(cluster)])
     for number in range(max(map(len, ways))):
-        alike = [own[min(number, len(own) - 1)] for own in ways]
-        known.setdefault(tuple(group for own in alike for group in own))
+        of_number = [own[min(number, len(own) - 1)] for own in ways]
+        known.setdefault(tuple(group for own in of_number for group in own))
     for chosen in islice(product(*ways), MOST_GROUPINGS):
         known.setdefault(tuple(group for own in chosen for group in own))
     yield from islice(known, MOST_GROUPINGS)

@@ -130,14 +130,14 @@ def hold_back_sums(
     """End each sum of gradients as the emulated links say."""
     numbers = Counter[object]()
     for bucket in buckets:
-        alike = f"of stages {bucket.stages} on ranks {bucket.holders}"
-        numbers[alike] += 1
+        sharers = f"of stages {bucket.stages} on ranks {bucket.holders}"
+        numbers[sharers] += 1
         transfer = sum_among(
             emulation.cluster,
             bucket.holders,
             sum(planned_bytes[parameter] for parameter in bucket.parameters),
             bucket.stage,
-            f"sum {numbers[alike]} {alike}",
+            f"sum {numbers[sharers]} {sharers}",
             emulation.time_scale,
         )
         assert bucket.sum is not None

@@ -146,8 +146,8 @@ def legend_lines(chart: GanttRows, width: int, colour: bool) -> list[str]:
         entries.append(f"{swatch if colour else letter(Style(styles[0].kind))} {words}")
     entries.append(f"{IDLE} idle")
     if chart.shade_words:
-        alike = f"capital, small letters in turn: the {chart.shades} stages of a device"
-        small = chart.shade_words.replace("light:", "small letters:") if chart.mirrored else alike
+        in_turn = f"capital, small letters in turn: the {chart.shades} stages of a device"
+        small = chart.shade_words.replace("light:", "small letters:") if chart.mirrored else in_turn
         entries.append(chart.shade_words if colour else small)
     return broken(entries, width)
 

@@ -129,7 +129,7 @@ class BatchReading:
         rank = next(rank for rank, row in enumerate(table) if row[1] != table[0][1])
         return (
             f"rank {rank} was given {table[rank][2]}, and rank 0 {table[0][2]}; every rank must "
-            f"take its part of the same batches in the same order: seed the shuffling alike"
+            f"take its part of the same batches in the same order: shuffle with one seed"
         )
 
     def _leaves_of(self, batch: Batch) -> list[PartialLeaf]:
@@ -226,8 +226,8 @@ class BatchReading:
 
 def identity(part: BatchPart, lengths: Sequence[int]) -> float:
     """A checksum of what all ranks must receive equally about a batch."""
-    told = (part.number, part.samples, tuple(lengths), tuple(part.indices))
-    return float(zlib.crc32(repr(told).encode()))
+    facts = (part.number, part.samples, tuple(lengths), tuple(part.indices))
+    return float(zlib.crc32(repr(facts).encode()))
 
 
 def described(batch: Batch, lengths: Mapping[str, int]) -> str:

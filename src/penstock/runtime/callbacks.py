@@ -152,7 +152,7 @@ class SigtermCallback:
     """See `save_at_sigterm`. Its flag is true once this rank has received SIGTERM."""
 
     def __init__(self, directory: Path, loader: StatefulLoader | None) -> None:
-        self.asked = False
+        self.requested = False
         self._directory, self._loader = directory, loader
         self._pipe: Any = None
 
@@ -164,11 +164,11 @@ class SigtermCallback:
             self._pipe = pipe
             signal.signal(signal.SIGTERM, self._ask)
         # A callback may have stopped the training for another reason, without a signal.
-        if pipe.stopping and any(pipe._world.all_gather(self.asked)):
+        if pipe.stopping and any(pipe._world.all_gather(self.requested)):
             pipe.save(self._directory, loader=self._loader)
             raise SystemExit(128 + signal.SIGTERM)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        self.asked = True
+        self.requested = True
         self._pipe.stop()

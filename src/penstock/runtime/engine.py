@@ -337,8 +337,8 @@ class Engine:
         if not training and any(row[-1] for row in rows):
             failures = (runner.failure for runner in stages.runners.values())
             own = next(filter(None, failures), None)
-            told = self.world.all_gather(str(own or ""))
-            raise own or RunFailed(next(text for text in told if text))
+            texts = self.world.all_gather(str(own or ""))
+            raise own or RunFailed(next(text for text in texts if text))
         return self.numbers.put_together(rows, stages.metrics, seed, summed=sums)
 
     @contextmanager
@@ -404,11 +404,11 @@ class Engine:
     def _by_path(self, kind: int, batches: Sequence[Batch]) -> int:
         """Of the kinds for batches like those of ``kind``: the one whose path of the loss fits."""
         program = self.kinds[kind].program
-        alike = [n for n, other in enumerate(self.kinds) if other.program is program]
-        if len(alike) == 1 or not batches:
+        fitting = [n for n, other in enumerate(self.kinds) if other.program is program]
+        if len(fitting) == 1 or not batches:
             return kind
-        alike.sort(key=lambda n: n != self.kind)
-        return next((n for n in alike if self.follows_path(n, batches)), alike[0])
+        fitting.sort(key=lambda n: n != self.kind)
+        return next((n for n in fitting if self.follows_path(n, batches)), fitting[0])
 
     def follows_path(self, kind: int, batches: Sequence[Batch]) -> bool:
         """Return whether the loss takes the path of a kind, in the mode of the next run."""

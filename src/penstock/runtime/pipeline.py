@@ -275,7 +275,7 @@ class Pipeline:
             shared = (own.get(id(p)) for p in other._graph.model.parameters())
             if not other._engine.has_ended and (name := next(filter(None, shared), "")):
                 raise BadInput(
-                    f"parameter '{name}' is in another open pipeline, and ranks let go of what "
+                    f"parameter '{name}' is in another open pipeline, and ranks release what "
                     f"their stages do not hold; close that with close(gather=True) first, or give "
                     f"this one a copy.deepcopy of the model"
                 )
@@ -779,8 +779,8 @@ class Pipeline:
         try:
             return act(*batches)
         except LossPathChanged as problem:
-            told = self._world.all_gather(problem.where)
-        where = next(filter(None, told))
+            places = self._world.all_gather(problem.where)
+        where = next(filter(None, places))
         self._record_path(where, batches, evaluates=act != self._step)
         try:
             return act(*batches)

@@ -45,8 +45,8 @@ def plan_for_ranks(make: MakePlan, directory: Path | str) -> Plan:
 
 def shared_plan(world: World, plan: Plan | None) -> Plan | None:
     """Return rank 0's plan, if it has one, on every rank; all must call this."""
-    told = world.broadcast(json_text(plan_to_json(plan)) if plan else "")
-    return plan or (plan_from_json(parse_json(told, NAME, "plan"), NAME) if told else None)
+    text = world.broadcast(json_text(plan_to_json(plan)) if plan else "")
+    return plan or (plan_from_json(parse_json(text, NAME, "plan"), NAME) if text else None)
 
 
 def kept_plan(make: MakePlan, folder: Path, ranks: int) -> Plan:

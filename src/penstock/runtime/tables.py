@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from penstock.errors import BadInput
 from penstock.files import Table
-from penstock.plan.problem import MEMORY_RESERVE, AskedRecompute, ShardingChoice, StateChoice
+from penstock.plan.problem import MEMORY_RESERVE, RecomputeOption, ShardingChoice, StateChoice
 
 Quantise: TypeAlias = Callable[[str, Any], Any]
 """Function that makes a quantised weight of a name in the model, and the weight."""
@@ -79,7 +79,7 @@ class Constraints(Table):
     schedule: str = "auto"
     micro_batch_size: int = 0
     max_stages: int = 0
-    recompute: AskedRecompute = "auto"
+    recompute: RecomputeOption = "auto"
     sharding: ShardingChoice = "off"
     state_on: StateChoice = "device"
     memory_reserve: float = MEMORY_RESERVE

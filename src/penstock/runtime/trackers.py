@@ -57,13 +57,13 @@ def check_trackers(trackers: Iterable[str], whose: str, *, installed: bool = Tru
     for tracker in trackers:
         if tracker not in TRACKERS:
             raise BadInput(
-                f"{whose} asks for tracker '{tracker}', which is not known; use one of "
+                f"{whose} names tracker '{tracker}', which is not known; use one of "
                 f"{', '.join(TRACKERS)}, or write a callback"
             )
         # A folder of that name, such as W&B leaves where it was run, is no package.
         if installed and getattr(find_spec(tracker), "origin", None) is None:
             raise BadInput(
-                f"{whose} asks for tracker '{tracker}', and the package {tracker} is not "
+                f"{whose} names tracker '{tracker}', and the package {tracker} is not "
                 f"installed; install it or leave the tracker out"
             )
 

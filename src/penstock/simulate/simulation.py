@@ -98,7 +98,7 @@ def simulate_plan(
             ``iterations`` is below 1.
     """
     if iterations < 1:
-        raise BadInput(f"{iterations} iterations to simulate; ask for at least 1")
+        raise BadInput(f"{iterations} iterations to simulate; give at least 1")
     check_plan_fits_inputs(plan, profile, cluster)
     check_speeds(profile, cluster)
     state = optimizer_bytes_per_parameter_byte

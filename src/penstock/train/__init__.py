@@ -8,7 +8,7 @@ JOBS = ("gpt-text", "digits", "resnet-digits")
 DEFAULT_JOB = "gpt-text"
 
 SEVERAL_GPUS = (
-    "several ranks on one GPU were tried on an H100; a GPU for each rank was tried on a stand-in "
-    "for GPUs only, and NCCL itself never"
+    "several ranks on one GPU were tried on an H100; a GPU for each rank was tried on mock "
+    "GPUs only, and NCCL itself never"
 )
 """The note before several ranks run on GPUs."""

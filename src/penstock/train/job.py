@@ -318,9 +318,9 @@ def check_call(function: Any, kind: str) -> None:
         signature = inspect.signature(function)
     except ValueError:  # a function of C++ without one
         return
-    told = {"needs": None} if kind == "data" and "needs" in signature.parameters else {}
+    needs_given = {"needs": None} if kind == "data" and "needs" in signature.parameters else {}
     try:
-        signature.bind(*CALLS[kind], **told)
+        signature.bind(*CALLS[kind], **needs_given)
     except TypeError as problem:
         own = ", ".join(signature.parameters)
         raise ValueError(
@@ -347,7 +347,7 @@ class TensorSettings(Table):
             raise BadInput("tensor_parallel has both layers and function; leave one of them out")
 
     @property
-    def is_asked(self) -> bool:
+    def is_wanted(self) -> bool:
         """Return whether costs on groups are required."""
         return bool(self.ranks) or self.layers is not None or self.function is not None
 
@@ -543,20 +543,20 @@ class Job:
         """
         from torch.utils.data import DataLoader
 
-        told = {"needs": needs} if self.reads_parts else {}
+        needs_given = {"needs": needs} if self.reads_parts else {}
 
-        def ask() -> Iterator[Batch]:
-            found = self.data(split, self.seed, start_step, self.batch_size, **told)
+        def call_data() -> Iterator[Batch]:
+            found = self.data(split, self.seed, start_step, self.batch_size, **needs_given)
             if isinstance(found, DataLoader):
                 raise BadInput(
-                    f"job '{self.name}': its data returns a DataLoader, which begins anew and not "
+                    f"job '{self.name}': its data returns a DataLoader, which does not start "
                     f"at step {start_step + 1}; name a function without arguments that returns "
                     f"the loader, or the loader itself, and resuming is exact"
                 )
             return found
 
         what = f"the data of job '{self.name}', split '{split}', from step {start_step + 1}"
-        return HEARTBEAT.read(ask, what, self.batch_limit_s)
+        return HEARTBEAT.read(call_data, what, self.batch_limit_s)
 
     def example_batch(self) -> Batch:
         """The first batch of the training data."""

@@ -126,21 +126,21 @@ def predict(job: Job, plan: Plan, problem: PlanningProblem) -> Prediction:
     place = "host" if job.constraints.state_on == "host" else plan.state_on
     grouped, own = on_groups(plan, problem.with_state_on(place))
     whole = without_groups(grouped)
-    ask = partial(
+    simulated = partial(
         simulate_plan,
         with_sharding(whole, "optimizer") if job.shards_optimizer else whole,
         own.profile,
         own.cluster,
         optimizer_bytes_per_parameter_byte=own.optimizer_bytes_per_parameter_byte,
     )
-    prediction = on_ranks(ask(), grouped, len(problem.cluster.devices))
+    prediction = on_ranks(simulated(), grouped, len(problem.cluster.devices))
     if job.meet_every:
         price = meeting_price(own, plan, job.meet_every)
         alone_s = job.accumulate * price.alone_s
         return replace(prediction, iteration_s=alone_s + price.meeting_s / job.meet_every)
     if not updates_per_batch(plan):
         return replace(prediction, iteration_s=job.accumulate * prediction.iteration_s)
-    several = ask(iterations=STEADY_ITERATIONS)
+    several = simulated(iterations=STEADY_ITERATIONS)
     peaks = several.peak_memory_bytes
     return replace(prediction, iteration_s=several.steady_s, peak_memory_bytes=peaks)
 

@@ -268,7 +268,7 @@ def profile_by(
 
     def costed(batch: Batch) -> ModelProfile:
         found = profile_of(batch)
-        return with_tensor_parallel(found, graph, batch) if job.tensor_parallel.is_asked else found
+        return with_tensor_parallel(found, graph, batch) if job.tensor_parallel.is_wanted else found
 
     lengths = data_lengths(job) if job.dynamic else None
     if lengths is None:

@@ -109,26 +109,28 @@ def run_started_rank(job: Job, request: TrainRequest) -> TrainResult | None:
     with saying_once():
         long_slices_if_crowded()
         world = join_world(request.device, LIMIT_S)
-        asked = replace(request, workers=world.size, resume=request.resume or goes_on(request))
-        told = say if request.shown and not world.rank else ignore
+        own_request = replace(
+            request, workers=world.size, resume=request.resume or goes_on(request)
+        )
+        show = say if request.shown and not world.rank else ignore
         what = f"'{job.name}' with {job.steps} steps of {job.batch_size} samples"
         facts = world.all_gather((socket.gethostname(), versions() | {"the job": what}))
 
         def checked() -> TrainRequest:
-            check_alike(facts)
+            check_equal(facts)
             if request.may_lose:
                 raise BadInput(
                     f"--may-lose is {request.may_lose}, but torchrun or srun has started the ranks "
                     f"and starts them again; leave it out and give torchrun --max-restarts"
                 )
-            return checked_request(job, asked, told, may_idle=True)
+            return checked_request(job, own_request, show, may_idle=True)
 
         first = by_first(world, checked)
         place = world.broadcast(str(first.out.absolute()) if first and first.out else "")
-        asked = first or replace(asked, out=Path(place))
-        said = last_checkpoint_said(RunDirectory(Path(place)), told, goes_on=False)
+        own_request = first or replace(own_request, out=Path(place))
+        said = last_checkpoint_said(RunDirectory(Path(place)), show, goes_on=False)
         with ExitStack() if world.rank else said:
-            return run_rank(world, job, asked, TrainResult(), 0)
+            return run_rank(world, job, own_request, TrainResult(), 0)
 
 
 def run_rank(
@@ -149,9 +151,9 @@ def run_rank(
         given = by_first(world, lambda: read_plan(request.plan) if request.plan else None)
         if given := shared_plan(world, given):
             job = with_groups_of(given, job)
-        told = say if request.shown and not world.rank else ignore
+        show = say if request.shown and not world.rank else ignore
         known = circumstances_of(world, request)
-        run = JobRun(world, directory, job, request, told, known, history, pause_after)
+        run = JobRun(world, directory, job, request, show, known, history, pause_after)
         check_seen(world, directory.path)
         until = directory.schedule.get("falls_until", job.optimizer.schedule_steps)
         own = replace(job.optimizer, schedule_steps=until)
@@ -190,7 +192,7 @@ def run_parts(run: JobRun, termination: Termination, given: Plan | None) -> Trai
         if found.reserved_bytes:
             run.say(f"memory of rank {rank}: {found}")
     result = trained.result()
-    if any(world.all_gather(termination.asked)) and result.steps < run.job.steps:
+    if any(world.all_gather(termination.own_request)) and result.steps < run.job.steps:
         run.say(f"stopped by SIGTERM after step {result.steps}")
         raise SystemExit(128 + signal.SIGTERM)
     if result.paused:
@@ -319,7 +321,7 @@ def circumstances_of(world: World, request: TrainRequest) -> Circumstances:
     )
 
 
-def check_alike(facts: Sequence[tuple[str, dict[str, str]]]) -> None:
+def check_equal(facts: Sequence[tuple[str, dict[str, str]]]) -> None:
     """Raise `BadInput` if a rank differs from rank 0, naming its host and what differs."""
     first_host, expected = facts[0]
     for rank, (host, found) in enumerate(facts):
@@ -380,7 +382,7 @@ def known_costs(run: JobRun, layout: Sequence[int]) -> PlanningProblem | None:
         return None
     profile, cluster = directory.read_costs()
     before = tuple(len(host.devices) for host in cluster.hosts)
-    if profile.tensor_parallel is None and run.job.tensor_parallel.is_asked:
+    if profile.tensor_parallel is None and run.job.tensor_parallel.is_wanted:
         return None
     if before != layout:
         one_host = len(before) == len(layout) == 1

@@ -39,7 +39,7 @@ def train_job(job: Job, request: TrainRequest) -> TrainResult:
 
     Lines about what happens go to standard error, unless the request says that nothing is shown.
     """
-    told = say if request.shown else ignore
+    show = say if request.shown else ignore
     if request.workers < 1:
         raise BadInput(f"--workers is {request.workers}; at least 1 is needed")
     if not 0 <= request.may_lose < request.workers:
@@ -47,7 +47,7 @@ def train_job(job: Job, request: TrainRequest) -> TrainResult:
             f"--may-lose is {request.may_lose}, but of {request.workers} workers at most "
             f"{request.workers - 1} can be lost"
         )
-    request = part = checked_request(job, request, told, may_idle=False)
+    request = part = checked_request(job, request, show, may_idle=False)
     assert request.out is not None
     directory, history = RunDirectory(request.out), TrainResult()
     with directory.held():
@@ -56,9 +56,9 @@ def train_job(job: Job, request: TrainRequest) -> TrainResult:
     patience = 1
     while True:
         missing = request.workers - part.workers
-        told(f"starting {part.workers} workers")
+        show(f"starting {part.workers} workers")
         try:
-            with last_checkpoint_said(directory, told, goes_on=part.may_lose > 0):
+            with last_checkpoint_said(directory, show, goes_on=part.may_lose > 0):
                 ended = launch_workers(
                     run_local_rank,
                     (job, part, history, patience if missing else 0),
@@ -82,7 +82,7 @@ def train_job(job: Job, request: TrainRequest) -> TrainResult:
                 plan=None,
                 resume=directory.is_planned,
             )
-            told(f"{cause}; the run goes on with {part.workers} worker(s)")
+            show(f"{cause}; the run continues with {part.workers} worker(s)")
             continue
         except Infeasible as none:
             if not missing:
@@ -91,7 +91,7 @@ def train_job(job: Job, request: TrainRequest) -> TrainResult:
         if not ended.paused:
             return ended
         history, back_with = ended, latest_checkpoint(directory.checkpoints)
-        told(f"step {ended.steps}: the places of {missing} lost worker(s) are taken again")
+        show(f"step {ended.steps}: the places of {missing} lost worker(s) are taken again")
         part = replace(part, workers=request.workers, may_lose=request.may_lose, resume=True)
 
 

@@ -411,7 +411,7 @@ class Termination:
     """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
         self._pipe: Pipeline | None = None
         signal.signal(signal.SIGTERM, self._ask)
 
@@ -426,7 +426,7 @@ class Termination:
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        self.asked = True
+        self.requested = True
         if self._pipe is None:
             raise SystemExit(128 + number)
         self._pipe.stop()

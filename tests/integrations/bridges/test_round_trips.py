@@ -16,7 +16,7 @@ from torch.distributed.pipelining import schedules as torch_schedules
 
 from penstock.errors import BadInput
 from penstock.integrations.bridges.formats import Exported, export_layout, read_layout
-from penstock.integrations.bridges.layout import AskedLayout, layout_of_plan, plan_of_layout
+from penstock.integrations.bridges.layout import LayoutOptions, layout_of_plan, plan_of_layout
 from penstock.integrations.bridges.modules import with_whole_blocks
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan, Stage
@@ -79,7 +79,7 @@ def layouts(draw: st.DrawFn, styles: tuple[str, ...]) -> tuple[ModelProfile, Pla
 
 
 def written_and_read(
-    framework: str, ending: str, profile: ModelProfile, plan: Plan, asked: AskedLayout
+    framework: str, ending: str, profile: ModelProfile, plan: Plan, asked: LayoutOptions
 ) -> tuple[Exported, Plan]:
     """The exported layout and the plan that is read from it."""
     with TemporaryDirectory() as folder:
@@ -105,7 +105,7 @@ def test_what_is_written_is_read_back(framework: str, ending: str, data: st.Data
     profile, plan = data.draw(layouts(STYLES[framework]))
     # Megatron's arguments say neither the schedule nor how many copies of the pipeline there are.
     silent = framework == "megatron"
-    asked = AskedLayout(
+    asked = LayoutOptions(
         schedule=plan.schedule if silent else "", replicas=plan.stages[0].replicas if silent else 0
     )
     _, back = written_and_read(framework, ending, profile, plan, asked)
@@ -124,8 +124,8 @@ def test_an_order_without_a_name_is_recognised(data: st.DataObject) -> None:
         path = Path(folder) / "layout.json"
         path.write_text(json.dumps(nameless), encoding="utf-8")
         path.with_suffix(".csv").write_text(exported.actions, encoding="utf-8")
-        read = read_layout("torch", path, profile, AskedLayout())
-    back = plan_of_layout(read, AskedLayout())
+        read = read_layout("torch", path, profile, LayoutOptions())
+    back = plan_of_layout(read, LayoutOptions())
     assert [*map(list, order_of(back).orders)] == [*map(list, order_of(plan).orders)]
 
 
@@ -134,7 +134,7 @@ def test_an_order_without_a_name_is_recognised(data: st.DataObject) -> None:
 def test_torch_accepts_the_actions_and_finds_the_ranks(data: st.DataObject) -> None:
     """Torch's own check of a schedule, and its own pass that adds the messages."""
     profile, plan = data.draw(layouts(STYLES["torch"]))
-    exported, _ = written_and_read("torch", ".json", profile, plan, AskedLayout())
+    exported, _ = written_and_read("torch", ".json", profile, plan, LayoutOptions())
     rows = csv.reader(io.StringIO(exported.actions))
     actions = {r: [torch_schedules._Action.from_str(c) for c in row] for r, row in enumerate(rows)}
     places = torch_schedules._validate_schedule(

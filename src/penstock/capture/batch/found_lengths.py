@@ -58,13 +58,13 @@ def check_alike(first: BatchLayout, other: BatchLayout, number: int) -> None:
         raise BadInput(
             f"batch {number} is not made of the same entries as batch 0 "
             f"({leaves_text(other.leaves)} and {leaves_text(first.leaves)}, "
-            "constants included); let the loader yield batches alike"
+            "constants included); let every batch have one form"
         )
     for one, two in pairs:
         if len(one.shape) != len(two.shape) or one.dtype != two.dtype:
             raise BadInput(
                 f"{one.name} has shape {two.shape} of {two.dtype} in batch {number} and "
-                f"{one.shape} of {one.dtype} in batch 0; let the loader yield batches alike"
+                f"{one.shape} of {one.dtype} in batch 0; let every batch have one form"
             )
 
 

@@ -372,7 +372,7 @@ def _checked_dimension(leaf: LeafSpec, dim: int) -> int:
     if leaf.shape[dim] < 2:
         raise BadInput(
             f"dimension {dim - leaf.in_front} of {leaf.name} is declared to vary, but is "
-            f"{leaf.shape[dim]} in the example batch, and sizes below 2 cannot be told from "
+            f"{leaf.shape[dim]} in the example batch, and sizes below 2 look like "
             f"constants; give a longer example"
         )
     return dim
@@ -457,7 +457,7 @@ def check_length(length: Length, sizes: Mapping[str, int]) -> None:
     if len(set(sizes.values())) > 1:
         unequal = ", ".join(f"{place} is {size}" for place, size in sizes.items())
         raise BadInput(
-            f"'{length.name}' is declared to be one length, but {unequal}; pad the tensors alike, "
+            f"'{length.name}' is declared to be one length, but {unequal}; pad all to one length, "
             "or give the dimensions names of their own"
         )
     for place, size in sizes.items():

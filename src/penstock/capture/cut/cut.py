@@ -96,11 +96,13 @@ class Cut:
         """Find the calls that read, or request contents of, each value that depends on stages."""
         record = self.record
         self.readers: dict[int, list[int]] = defaultdict(list)
-        self.asked: dict[int, list[int]] = defaultdict(list)
+        self.value_readers: dict[int, list[int]] = defaultdict(list)
         for number, event in enumerate(record.events):
             for value in event.reads:
                 if value in record.dependent and record.values[value].maker < number:
-                    (self.asked if event.asks else self.readers)[value].append(number)
+                    (self.value_readers if event.reads_values else self.readers)[value].append(
+                        number
+                    )
         self.readers[self.recorded.loss].append(self.end - 1)
 
     @cached_property
@@ -340,10 +342,10 @@ class Cut:
     def _costs(self) -> list[int | None]:
         """The bytes that cross each place, before event ``p``; None where nothing can be cut."""
         change, blocked = [0] * (self.end + 2), [0] * (self.end + 2)
-        for value in {*self.readers, *self.asked}:
+        for value in {*self.readers, *self.value_readers}:
             made = self.record.values[value].maker
             # Control flow on values is every later stage's.
-            last = self.end - 1 if value in self.asked else max(self.readers[value])
+            last = self.end - 1 if value in self.value_readers else max(self.readers[value])
             if last <= made:
                 continue
             if not self.can_cross(value):
@@ -380,10 +382,10 @@ class Cut:
         layers = len(self.names)
         wanted = set(returned)
         found: list[LayerCrossing] = []
-        for value in sorted({*self.readers, *self.asked, *wanted}):
+        for value in sorted({*self.readers, *self.value_readers, *wanted}):
             maker = self.layer_of[self.record.values[value].maker]
             own = {self.layer_of[n] for n in self.readers.get(value, ()) if n in needed}
-            for number in self.asked.get(value, ()):
+            for number in self.value_readers.get(value, ()):
                 own |= set(range(self.layer_of[number], layers)) if number in needed else set()
             if value in wanted:
                 own.add(layers - 1)

@@ -32,7 +32,7 @@ def needs_of_outputs(cut: Cut, values: Sequence[int]) -> Needs:
     targets = cut.leaves_of(with_loss - needed) - cut.leaves_of(needed)
     answered: set[int] = set()
     for number, event in enumerate(record.events):
-        if event.asks:
+        if event.reads_values:
             behind = record.behind([number])
             can_wait = event.func is not None or event.address[1] == MASK
             if can_wait and cut.leaves_of(behind) & targets:

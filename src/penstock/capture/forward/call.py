@@ -70,7 +70,7 @@ class StageCall(Protocol):
         """Run the stage; if ``deferred`` is given, linear layers defer weight gradients to it."""
         ...
 
-    def tell(self, context: RunContext) -> None:
+    def set_context(self, context: RunContext) -> None:
         """Say which run the next one is."""
         ...
 
@@ -132,9 +132,9 @@ class ProgramCall(StageCall):
 
         return forward
 
-    def tell(self, context: RunContext) -> None:
+    def set_context(self, context: RunContext) -> None:
         """Say which run the next one is."""
-        self._module.tell(context)
+        self._module.set_context(context)
 
     def run(
         self,

@@ -125,7 +125,7 @@ def dependent_calls(record: ProgramRecording) -> list[RecordedCall]:
         for number, event in enumerate(record.events)
         if event.depends
         and event.address[0] != ""
-        and not event.asks
+        and not event.reads_values
         and number not in record.hook_events
     ]
 

@@ -143,8 +143,8 @@ def finish(
 
 def adds_directly(parameter: nn.Parameter) -> bool:
     """Return whether a product may be added to the parameter's gradient without autograd."""
-    alike = parameter.grad is not None and parameter.grad.dtype == parameter.dtype
-    return alike and not any(gradient_hooks(parameter))
+    of_its_type = parameter.grad is not None and parameter.grad.dtype == parameter.dtype
+    return of_its_type and not any(gradient_hooks(parameter))
 
 
 def deferred_linear(

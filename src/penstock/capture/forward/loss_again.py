@@ -52,17 +52,17 @@ class LossAgain:
         again = type(module)(plain, part, inputs, specs, **options)
         again.unchecked = False
         again.stage.state_key = module.stage.state_key  # it begins with what that has left
-        again.tell(RunContext(trial=True))
+        again.set_context(RunContext(trial=True))
         leaves = [torch.cat([leaves[number] for leaves, _ in kept]) for number in inputs]
         shared = graph.call.layout.shared
-        alike = [[own[n][0] for own, _ in kept] for n in inputs if n in shared]
+        common = [[own[n][0] for own, _ in kept] for n in inputs if n in shared]
         received: list[torch.Tensor] = []
         for value, spec in zip(self.ends, specs, strict=True):
             every = [own[value] for _, own in kept]
             if spec.batch_dim < 0:
-                alike.append(every)
+                common.append(every)
             received.append(torch.cat(every, spec.batch_dim) if spec.batch_dim >= 0 else every[0])
-        if not all(torch.equal(one, every[0]) for every in alike for one in every):
+        if not all(torch.equal(one, every[0]) for every in common for one in every):
             raise BadInput("batches of a step have other values of what all their samples share")
         with torch.no_grad():
             return again.run(leaves, received)[0]
@@ -72,8 +72,8 @@ def loss_again(graph: "LayerGraph", first: int) -> LossAgain:
     """The calls of the loss from event ``first`` on, where the last stage begins."""
     recorded, record, cut = graph.recorded, graph.recorded.record, graph.cut
     units = record.behind(number for number, event in enumerate(record.events) if event.is_unit)
-    asked = [n for n, event in enumerate(record.events) if event.asks and n >= first]
-    needed = record.behind([record.values[recorded.loss].maker, *asked]) - units
+    value_reads = [n for n, event in enumerate(record.events) if event.reads_values and n >= first]
+    needed = record.behind([record.values[recorded.loss].maker, *value_reads]) - units
     own = {number for number in needed if number >= first and record.events[number].depends}
     calls = [record.events[number] for number in sorted(own)]
     read = {value for event in calls for value in event.reads if value in record.dependent}

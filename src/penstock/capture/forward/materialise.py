@@ -52,7 +52,7 @@ def check_values(program: StageProgram) -> None:
         if type(parameter) is Absent:
             raise BadInput(
                 f"'{name}' has no values on this rank: an earlier Pipeline of the model had it on "
-                f"another; end that with close(gather=True), or build the model anew"
+                f"another; end that with close(gather=True), or build a new model"
             )
 
 

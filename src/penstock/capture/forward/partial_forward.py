@@ -318,7 +318,7 @@ class ProgramStage:
         acted = {events[i].address for i in actions if self.probes or part.makes(i, events[i])}
         self._answers = part.answers
         if self.probes or self.costs == "estimated":
-            self._answers = {e.address: e.answer for e in events if e.asks and e.depends}
+            self._answers = {e.address: e.answer for e in events if e.reads_values and e.depends}
         # A call between units that draws for activations is one stage's; it must not move the
         # generator from which all stages draw.
         self._random_calls: set[Address] = set()
@@ -861,7 +861,7 @@ class ProgramStage:
         try:
             result = self._run_replaced(call)
         except (PathChanged, NeedsValues) as problem:
-            what = "asks for" if isinstance(problem, NeedsValues) else "took another path:"
+            what = "needs" if isinstance(problem, NeedsValues) else "took another path:"
             remedy = self._few() or f"; {REMEDY}"
             raise BadInput(f"forward {what} {problem}{at_line(problem)}{remedy}") from problem
         except Exception as problem:

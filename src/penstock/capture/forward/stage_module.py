@@ -110,7 +110,7 @@ class StageModule(nn.Module):
 
     # A run.
 
-    def tell(self, context: RunContext) -> None:
+    def set_context(self, context: RunContext) -> None:
         """Say which run the next one is."""
         self.__dict__["context"] = context  # not as a module sets attributes, which takes longer
 
@@ -262,7 +262,7 @@ class StageModule(nn.Module):
             if spec.batch_dim >= 0:
                 each = spec.at(lengths).rows_per_sample
                 return batch_size(tensor.shape[spec.batch_dim] // each, lengths)
-        raise AssertionError("a stage that nothing tells the number of samples")
+        raise AssertionError("no input of the stage gives the number of samples")
 
     def _absent_leaves(self, size: BatchSize) -> Mapping[int, torch.Tensor]:
         """Absent tensors for the leaves that this stage does not read."""

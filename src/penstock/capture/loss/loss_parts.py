@@ -218,7 +218,7 @@ class _Walk:
         self._answers = {
             event.answer
             for event in record.events
-            if event.asks and not event.depends and type(event.answer) in (int, float)
+            if event.reads_values and not event.depends and type(event.answer) in (int, float)
         }
         # Ones and zeros that a program requests are equal to flags and dimensions.
         self._numbers = {answer for answer in self._answers if isinstance(answer, float)}
@@ -267,11 +267,11 @@ class _Walk:
         for event in events[last + 1 :]:
             if event.depends:
                 continue
-            if event.asks and isinstance(event.answer, bool):
-                asked = [value for value in event.reads if not self.sizes.has_samples(value)]
+            if event.reads_values and isinstance(event.answer, bool):
+                decisive = [value for value in event.reads if not self.sizes.has_samples(value)]
             else:
-                asked = [value for value in event.makes if _has_own_size(event)]
-            for value in asked:
+                decisive = [value for value in event.makes if _has_own_size(event)]
+            for value in decisive:
                 if value in self._sampled and value not in self.record.dependent:
                     self.act(self.record.values[value].maker, LossAction("result"))
 

@@ -111,7 +111,7 @@ def calls_behind(record: ProgramRecording, loss: Address) -> dict[int, tuple[Add
         for number, event in enumerate(events)
         # A call that returned its argument as it came, as to(), may make another tensor later.
         if (number in behind or not read.isdisjoint(event.makes)) and not event.is_unit
-        if not (event.asks or isinstance(event.func, type))
+        if not (event.reads_values or isinstance(event.func, type))
         # Without tensors in its arguments, what is made is a constant.
         if any(isinstance(leaf, TensorReference) for leaf in pytree.tree_leaves(event.args))
     }

@@ -101,12 +101,12 @@ class StepValues:
     def _row_of(self, batches: Sequence[Mapping[int, torch.Tensor]]) -> torch.Tensor:
         """The values of one step, made of batches given by their leaves."""
         first = batches[0]
-        alike = all(
+        fit = all(
             [leaf.shape[1:] for leaf in own.values()] == [x.shape[1:] for x in first.values()]
             for own in batches
         )
         same = all(torch.equal(own[i][0], first[i][0]) for own in batches for i in self._shared)
-        if alike and same:
+        if fit and same:
             joined = {
                 i: torch.cat([own[i] for own in batches]) if len(batches) > 1 else first[i]
                 for i in first

@@ -650,11 +650,11 @@ def _packed(
     if packs:  # the longest comes first
         rows = (len(sizes), int(sizes[0])) if others[0] else (int(sizes[0]), len(sizes))
     with NoFunctionCalls():
-        found, told = func(torch.zeros(*rows, 1), sizes, *others)
+        found, sizes_out = func(torch.zeros(*rows, 1), sizes, *others)
     grad, dtype = torch.is_grad_enabled() and given.needs_grad, given.plain.dtype
     if given.is_unknown:
-        return absent_like((0,), dtype, grad, is_unknown=True), told
-    return absent_like((*found.shape[:-1], *given.plain.shape[len(rows) :]), dtype, grad), told
+        return absent_like((0,), dtype, grad, is_unknown=True), sizes_out
+    return absent_like((*found.shape[:-1], *given.plain.shape[len(rows) :]), dtype, grad), sizes_out
 
 
 def _is_here(value: Any) -> bool:

@@ -75,8 +75,8 @@ class Whence:
         needed_grad = getattr(written, "needs_grad", False)
         try:
             found = absent_call(func, args, kwargs)
-        except NeedsValues as asked:
-            raise self.refusal(f"{name.strip('_')}() needs the values of") from asked
+        except NeedsValues as needed:
+            raise self.refusal(f"{name.strip('_')}() needs the values of") from needed
         if written is not None:  # a leaf stays one, whatever is written to it
             written.needs_grad = needed_grad
         for made in pytree.tree_leaves(found):

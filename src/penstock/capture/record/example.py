@@ -339,30 +339,33 @@ class _Recorder:
         also depends on a number with which it fails whatever else that is, such as a size.
         """
         last = max((n for n, event in enumerate(record.events) if event.is_unit), default=-1)
-        asked = [
+        needed = [
             event
             for event in record.events[last + 1 :]
-            if event.asks and event.depends and event.func and not isinstance(event.answer, bool)
+            if event.reads_values
+            and event.depends
+            and event.func
+            and not isinstance(event.answer, bool)
         ]
-        if not asked:
+        if not needed:
             return None
         values = Globals(self._program.model, self._program.loss)
-        plain = self._told(values, {})
+        plain = self._outcome(values, {})
 
         def decide(some: Sequence[RecordedCall]) -> bool:
             found: list[list[str]] = []
             for factor in _OTHER_ANSWERS:
                 # Each has a factor of its own, since a quotient of two must change.
                 answers = {e.address: partial(changed, factor + n) for n, e in enumerate(some)}
-                told = self._told(values, answers)
-                found += [told] if told is not None else []
-            return not found or any(told != plain for told in found)
+                outcome = self._outcome(values, answers)
+                found += [outcome] if outcome is not None else []
+            return not found or any(outcome != plain for outcome in found)
 
-        if not decide(asked):
+        if not decide(needed):
             return None
-        return next((event for event in asked if decide([event])), asked[0])
+        return next((event for event in needed if decide([event])), needed[0])
 
-    def _told(
+    def _outcome(
         self, values: Globals, answers: Mapping[Address, Callable[[Any], Any]]
     ) -> list[str] | None:
         """The loss, and the numbers given to calls behind it, where questions have other answers.
@@ -390,7 +393,7 @@ class _Recorder:
         self, first: ProgramRecording, others: Sequence[ProgramRecording]
     ) -> None:
         """Close modules that call others only where activations say so, as experts with tokens."""
-        asking = [n for n, event in enumerate(first.events) if event.asks and event.depends]
+        asking = [n for n, event in enumerate(first.events) if event.reads_values and event.depends]
         callers: set[str] = set()
         for other in others if asking else ():
             for path, count in first.counts.items():
@@ -419,7 +422,7 @@ class _Recorder:
 
     def _alone(self, record: ProgramRecording) -> Iterator[ProgramRecording]:
         """Two samples, each alone, where values of activations decide: they may skip calls."""
-        if not any(event.asks and event.depends for event in record.events):
+        if not any(event.reads_values and event.depends for event in record.events):
             return
         size = BatchSize(1, self._size.lengths)
         for row in (0, self._size.samples - 1):
@@ -568,10 +571,10 @@ class _Recorder:
                 warnings.simplefilter("ignore")  # the user's own runs give these too
                 given, with_loss = dict(enumerate(own)), self._attempt.with_loss
                 result = program.run(given, with_loss=with_loss, on_output=record.end_model)
-        except NeedsValues as asked:
+        except NeedsValues as needed:
             if not must_run:
-                raise _NotThere from asked
-            self._on_question(asked, program)
+                raise _NotThere from needed
+            self._on_question(needed, program)
         except PenstockError:
             raise
         except Exception as error:
@@ -600,25 +603,25 @@ class _Recorder:
         self._attempt.closed.pop(path, None)
         raise _Again
 
-    def _on_question(self, asked: NeedsValues, program: UserProgram) -> NoReturn:
+    def _on_question(self, needed: NeedsValues, program: UserProgram) -> NoReturn:
         """Close the module that requests values between units, or give it values."""
-        path = innermost_module(asked.__traceback__, program)
+        path = innermost_module(needed.__traceback__, program)
         attempt = self._attempt
         no_values = not attempt.with_values and not self._is_on_meta
         # No module can be closed around a size that was made before it.
-        can_close = not (no_values and isinstance(asked, UnknownSize))
+        can_close = not (no_values and isinstance(needed, UnknownSize))
         if can_close and path is not None and path not in {*attempt.closed, *attempt.opened}:
-            attempt.closed[path] = str(asked)
+            attempt.closed[path] = str(needed)
             raise _Again
         if no_values:
             attempt.give_values()
             raise _Again
-        where = line_of(asked.__traceback__)
+        where = line_of(needed.__traceback__)
         raise CaptureFailed(
-            f"{type(program.model).__name__} asks for {asked} at {where or 'an unknown line'}, and "
+            f"{type(program.model).__name__} needs {needed} at {where or 'an unknown line'}, and "
             f"the model has no values; build it on the CPU, or write the line with tensor "
             f"operations such as torch.where"
-        ) from asked
+        ) from needed
 
     @property
     def _is_on_meta(self) -> bool:
@@ -805,11 +808,11 @@ class _Recorder:
             for path in {block.path for block in first.blocks}:
                 own = [block for block in first.blocks if block.path == path]
                 those = [block for block in other.blocks if block.path == path]
-                alike = len(own) == len(those) and all(
+                equal = len(own) == len(those) and all(
                     a.spec == b.spec and templates_agree(a.template, b.template)
                     for a, b in zip(own, those, strict=True)
                 )
-                if not alike:
+                if not equal:
                     for block in own:
                         block.closed = False
 

@@ -126,9 +126,10 @@ class Made:
 class RecordedCall:
     """A call. ``reads`` and ``makes`` are values, ``leaves`` the batch's leaves that it read.
 
-    ``params`` and ``buffers`` are names of what a call between units read. ``asks``: its result is
-    no tensor but depends on values; ``answer`` is that result. ``depends``: on parameters, and so
-    on stages; what does not is found from the batch alone, by every stage. ``random``: it draws.
+    ``params`` and ``buffers`` are names of what a call between units read. ``reads_values``: its
+    result is no tensor but depends on values; ``answer`` is that result. ``depends``: on
+    parameters, and so on stages; what does not is found from the batch alone, by every stage.
+    ``random``: it draws.
     ``result`` is the structure of a unit's result. ``stranger`` says which tensor it read that is
     trained, but none of the program's.
     """
@@ -142,7 +143,7 @@ class RecordedCall:
     buffers: list[str] = field(default_factory=list[str])
     makes: list[int] = field(default_factory=list[int])
     args: Any = None
-    asks: bool = False
+    reads_values: bool = False
     answer: Any = None
     random: bool = False
     depends: bool = False
@@ -601,14 +602,14 @@ class ProgramRecording(TorchFunctionMode):
         if memory is not None and memory_of(written) != memory:
             self._memory.note_moved(written)
         made, given = tensors_in(result), tensors_in((args, kwargs))
-        asks = name in VALUES
-        if not made and not asks and not wrote:
+        reads_values = name in VALUES
+        if not made and not reads_values and not wrote:
             return result
         check_none_lost(given)
         event = RecordedCall(self._next_address(*place), func, line)
         event.random = draws(name, args, kwargs) or not torch.equal(before, torch.get_rng_state())
-        event.asks, event.answer = asks, result if asks else None
-        if asks and not any(self._is_computed(tensor) for tensor in given):
+        event.reads_values, event.answer = reads_values, result if reads_values else None
+        if reads_values and not any(self._is_computed(tensor) for tensor in given):
             return result
         self._record_call(event, name, args, kwargs, given, made, wrote)
         for names, writes in (
@@ -655,7 +656,7 @@ class ProgramRecording(TorchFunctionMode):
             if self._is_computed(tensor):
                 kind = _BOUND if is_bound else MASK
                 event = RecordedCall((self._anchor, kind, line, len(self.events)), None, line)
-                event.asks, event.answer = True, int(tensor) if is_bound else None
+                event.reads_values, event.answer = True, int(tensor) if is_bound else None
                 self._read(event, [tensor])
                 self.events.append(event)
 
@@ -1118,7 +1119,7 @@ class ProgramRecording(TorchFunctionMode):
         for number, event in enumerate(self.events):
             of_stages = any(value in self.dependent for value in event.reads)
             if of_stages and event.func is None and event.address[1] == MASK:
-                event.asks, of_stages, by_activations = False, False, True
+                event.reads_values, of_stages, by_activations = False, False, True
                 event.reads = []
                 continue
             event.depends = event.is_unit or bool(event.params) or of_stages

@@ -15,14 +15,14 @@ from pathlib import Path
 
 from penstock.errors import BadInput
 from penstock.files import parse_json, read_text, shown
-from penstock.integrations.bridges.layout import AskedLayout, PipelineLayout
+from penstock.integrations.bridges.layout import LayoutOptions, PipelineLayout
 from penstock.profile.model_profile import ModelProfile
 
 TARGET = "device maps"
 DEVICE = re.compile(r"(?:cuda:|xpu:)?(\d{1,5})")
 
 
-def read_device_map(path: Path, profile: ModelProfile, asked: AskedLayout) -> PipelineLayout:
+def read_device_map(path: Path, profile: ModelProfile, options: LayoutOptions) -> PipelineLayout:
     """The layout of a device map: a stage for each run of layers on one device."""
     document = parse_json(read_text(path, "device map"), path, "device map")
     if not isinstance(document, dict) or not document:
@@ -43,7 +43,7 @@ def read_device_map(path: Path, profile: ModelProfile, asked: AskedLayout) -> Pi
     placed = tuple(ranks.index(found[stage.start]) for stage in stages)
     # Only a searched order takes stages in any place, such as a tied head beside its embedding.
     schedule = "gpipe" if placed == tuple(range(len(ranks))) else "list"
-    return PipelineLayout(tuple(stages), placed, 1, 0 if asked.micro_batch else 1, 0, schedule)
+    return PipelineLayout(tuple(stages), placed, 1, 0 if options.micro_batch else 1, 0, schedule)
 
 
 def number_of(place: object, name: str, path: Path) -> int:

@@ -13,7 +13,7 @@ from penstock.integrations.bridges import (
     torch_pipelining,
     torchtitan,
 )
-from penstock.integrations.bridges.layout import AskedLayout, PipelineLayout, layout_of_plan
+from penstock.integrations.bridges.layout import LayoutOptions, PipelineLayout, layout_of_plan
 from penstock.integrations.bridges.modules import (
     NamedPlan,
     check_neighbours,
@@ -30,7 +30,7 @@ Writer: TypeAlias = Callable[[NamedPlan], tuple[str, list[str]]]
 It raises BadInput for what the framework cannot express.
 """
 
-Reader: TypeAlias = Callable[[Path, ModelProfile, AskedLayout], PipelineLayout]
+Reader: TypeAlias = Callable[[Path, ModelProfile, LayoutOptions], PipelineLayout]
 """A function that reads a layout of the profile's model; raises BadInput if it does not fit."""
 
 
@@ -108,11 +108,13 @@ def export_layout(
     return Exported(layout, names, text, actions, tuple(notes))
 
 
-def read_layout(of: str, path: Path, profile: ModelProfile, asked: AskedLayout) -> PipelineLayout:
+def read_layout(
+    of: str, path: Path, profile: ModelProfile, options: LayoutOptions
+) -> PipelineLayout:
     """The layout in a file of the framework ``of``, for the model of ``profile``."""
     form = format_named(of, reads=True)
     assert form.read is not None
-    return form.read(path, profile, asked)
+    return form.read(path, profile, options)
 
 
 def format_named(name: str, reads: bool = False) -> Format:

@@ -45,7 +45,7 @@ class PipelineLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class AskedLayout:
+class LayoutOptions:
     """The user's settings for a layout that is read; 0 and "" where none is given.
 
     ``batch`` is the global batch and ``micro_batch`` the samples of a micro-batch over all
@@ -104,24 +104,24 @@ def layout_of_plan(plan: Plan, target: str) -> PipelineLayout:
     )
 
 
-def plan_of_layout(layout: PipelineLayout, asked: AskedLayout) -> Plan:
+def plan_of_layout(layout: PipelineLayout, options: LayoutOptions) -> Plan:
     """The plan of a layout, completed and changed by the user's settings.
 
     Devices are numbered as the frameworks number ranks: the replicas of a pipeline rank follow one
     another. Without a schedule, the plan has 1F1B, or its interleaved form for stages that go
     round after round.
     """
-    replicas = asked.replicas or layout.replicas or 1
-    micro_batches, size = batches_of(layout, asked, replicas)
+    replicas = options.replicas or layout.replicas or 1
+    micro_batches, size = batches_of(layout, options, replicas)
     if size % replicas:
         raise BadInput(
-            f"a micro-batch of {size} samples cannot be divided among {replicas} replicas; ask "
-            f"for a multiple of {replicas} with --micro-batch"
+            f"a micro-batch of {size} samples cannot be divided among {replicas} replicas; give "
+            f"a multiple of {replicas} with --micro-batch"
         )
     if replicas * layout.pipeline_size > MOST_DEVICES:
         raise BadInput(
             f"{replicas} copies of a pipeline of {layout.pipeline_size} ranks are more than "
-            f"{MOST_DEVICES} devices; ask for fewer with --replicas"
+            f"{MOST_DEVICES} devices; give fewer with --replicas"
         )
     devices = [tuple(range(r * replicas, (r + 1) * replicas)) for r in range(layout.pipeline_size)]
     plan = Plan(
@@ -131,16 +131,16 @@ def plan_of_layout(layout: PipelineLayout, asked: AskedLayout) -> Plan:
         ),
         micro_batches=micro_batches,
         micro_batch_size=size,
-        schedule=asked.schedule or layout.schedule or usual_schedule(layout),
+        schedule=options.schedule or layout.schedule or usual_schedule(layout),
     )
     order_of(plan)
     return plan
 
 
-def batches_of(layout: PipelineLayout, asked: AskedLayout, replicas: int) -> tuple[int, int]:
+def batches_of(layout: PipelineLayout, options: LayoutOptions, replicas: int) -> tuple[int, int]:
     """The number of micro-batches, and the samples of one over all replicas."""
-    size = asked.micro_batch or layout.rows * replicas
-    batch, many = asked.batch, layout.micro_batches
+    size = options.micro_batch or layout.rows * replicas
+    batch, many = options.batch, layout.micro_batches
     if not size and batch and many and not batch % many:
         size = batch // many
     if not size or not (batch or many):

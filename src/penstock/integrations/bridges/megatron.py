@@ -19,7 +19,7 @@ from pathlib import Path
 
 from penstock.errors import BadInput
 from penstock.files import read_text, shorter
-from penstock.integrations.bridges.layout import AskedLayout, PipelineLayout
+from penstock.integrations.bridges.layout import LayoutOptions, PipelineLayout
 from penstock.integrations.bridges.modules import ModuleLayers, NamedPlan, module_chain
 from penstock.profile.model_profile import ModelProfile
 from penstock.schedule.shape import looped
@@ -83,7 +83,7 @@ def check_cut(chain: Sequence[ModuleLayers], cut: int, first: int, last: int) ->
 
 
 def read_megatron_arguments(
-    path: Path, profile: ModelProfile, asked: AskedLayout
+    path: Path, profile: ModelProfile, options: LayoutOptions
 ) -> PipelineLayout:
     """The layout in a file of Megatron-LM's arguments, or of the layout string alone."""
     found = arguments_in(path)
@@ -98,14 +98,14 @@ def read_megatron_arguments(
                 f"{path}: {source} has {count} transformer layers, and profile "
                 f"'{profile.name}' has {last - first} blocks; is it the layout of another model?"
             )
-    size = asked.ranks or numbers["pipeline-model-parallel-size"] or len(layers)
+    size = options.ranks or numbers["pipeline-model-parallel-size"] or len(layers)
     if len(layers) % size:
         raise BadInput(
             f"{path}: {len(layers)} stages cannot be divided among {size} ranks; name a multiple "
             f"of {size} stages, or another number with --ranks"
         )
     rows, batch = numbers["micro-batch-size"], numbers["global-batch-size"]
-    replicas = asked.replicas or 1
+    replicas = options.replicas or 1
     return PipelineLayout(
         stages_of_counts(counts, profile, path),
         looped(size, len(layers) // size),

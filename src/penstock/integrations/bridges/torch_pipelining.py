@@ -24,7 +24,7 @@ from pydantic import Field
 
 from penstock.errors import BadInput
 from penstock.files import Entry, json_text, read_document, read_text, shown
-from penstock.integrations.bridges.layout import AskedLayout, PipelineLayout
+from penstock.integrations.bridges.layout import LayoutOptions, PipelineLayout
 from penstock.integrations.bridges.modules import NamedPlan, stages_of_starts
 from penstock.plan.ordering import order_of
 from penstock.plan.plan import MOST_MICRO_BATCHES, Plan
@@ -71,12 +71,12 @@ def torch_layout(given: NamedPlan) -> tuple[str, list[str]]:
     return json_text(document), []
 
 
-def read_torch_layout(path: Path, profile: ModelProfile, asked: AskedLayout) -> PipelineLayout:
+def read_torch_layout(path: Path, profile: ModelProfile, options: LayoutOptions) -> PipelineLayout:
     """The layout in a document like the one that `torch_layout` writes."""
     entry = read_document(TorchLayoutEntry, path, "layout")
     stages = stages_of_starts(entry.split_points, profile, path)
     count = len(stages)
-    size = asked.ranks or count
+    size = options.ranks or count
     ranks = tuple(entry.stage_to_rank) or tuple(stage % size for stage in range(count))
     if len(ranks) != count or sorted(set(ranks)) != list(range(len(set(ranks)))):
         raise BadInput(
@@ -93,10 +93,10 @@ def read_torch_layout(path: Path, profile: ModelProfile, asked: AskedLayout) -> 
     )
     if not entry.schedule_csv:
         return layout
-    return with_actions(layout, asked.schedule, path.parent / entry.schedule_csv)
+    return with_actions(layout, options.schedule, path.parent / entry.schedule_csv)
 
 
-def with_actions(layout: PipelineLayout, asked: str, place: Path) -> PipelineLayout:
+def with_actions(layout: PipelineLayout, options: str, place: Path) -> PipelineLayout:
     """The layout with the ranks, micro-batches and schedule that a CSV file of actions says."""
     schedule = read_csv(place)
     ranks = ranks_of(schedule, len(layout.stages), place)
@@ -104,7 +104,7 @@ def with_actions(layout: PipelineLayout, asked: str, place: Path) -> PipelineLay
     if micro_batches > MOST_MICRO_BATCHES:
         raise BadInput(
             f"{place} has micro-batch {micro_batches - 1}, and they are numbered from 0 to at most "
-            f"{MOST_MICRO_BATCHES - 1}; number them anew"
+            f"{MOST_MICRO_BATCHES - 1}; renumber them"
         )
     straight = ranks == tuple(range(len(ranks)))
     shape = PipelineShape(len(ranks), micro_batches, () if straight else ranks)
@@ -112,7 +112,7 @@ def with_actions(layout: PipelineLayout, asked: str, place: Path) -> PipelineLay
         check_playable(schedule, shape)
     except BadInput as error:
         raise BadInput(f"{place}: {error}") from None
-    name = asked or layout.schedule or schedule_named_by_order(schedule, shape)
+    name = options or layout.schedule or schedule_named_by_order(schedule, shape)
     if not name:
         raise BadInput(
             f"the order in '{place}' is that of none of our schedules on {len(ranks)} stages and "

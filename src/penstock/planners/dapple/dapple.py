@@ -176,7 +176,7 @@ class Search:
         most_stages = min(most_stages, self.most_stages)
         if most_stages < 2:
             return []
-        asked = DappleQuestion(
+        question = DappleQuestion(
             self.micro_batches,
             self.size,
             self.recompute,
@@ -186,7 +186,7 @@ class Search:
             self.steps,
             self.occupancies,
         )
-        best = dapple_plan(self.costs, self.network, asked, limit_s)
+        best = dapple_plan(self.costs, self.network, question, limit_s)
         return [Found(self.stages(best.steps), self.size, best.seconds)] if best.steps else []
 
     def stages(self, taken: Sequence[DappleTaken]) -> tuple[Assignment, ...]:

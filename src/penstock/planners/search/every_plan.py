@@ -14,12 +14,12 @@ from penstock.plan.problem import PlanningProblem
 
 def every_placement(problem: PlanningProblem) -> Iterator[Plan]:
     """Every cut, device order, row split and micro-batch size, under the first schedule."""
-    alike = interchangeable(problem.cluster)
+    equal = interchangeable(problem.cluster)
     devices, layers = len(problem.cluster.devices), len(problem.profile.layers)
     most_stages = min(devices, layers, problem.max_stages or layers)
     for size, used in product(problem.micro_batch_sizes, range(1, devices + 1)):
         for order in permutations(range(devices), used):
-            if not in_order(order, alike):
+            if not in_order(order, equal):
                 continue
             for count in range(1, min(used, most_stages) + 1):
                 for inner in combinations(range(1, used), count - 1):
@@ -104,7 +104,7 @@ def interchangeable(cluster: Cluster) -> tuple[int, ...]:
     """The first device with which each device could be exchanged without any effect."""
     devices = range(len(cluster.devices))
 
-    def alike(x: int, y: int) -> bool:
+    def equal(x: int, y: int) -> bool:
         others = [z for z in devices if z not in (x, y)]
         pairs = [((x, z), (y, z)) for z in others] + [((z, x), (z, y)) for z in others]
         pairs.append(((x, y), (y, x)))
@@ -118,17 +118,17 @@ def interchangeable(cluster: Cluster) -> tuple[int, ...]:
             )
         )
 
-    return tuple(next(x for x in devices if x == y or alike(x, y)) for y in devices)
+    return tuple(next(x for x in devices if x == y or equal(x, y)) for y in devices)
 
 
-def in_order(order: Sequence[int], alike: Sequence[int]) -> bool:
+def in_order(order: Sequence[int], equal: Sequence[int]) -> bool:
     """Return whether of interchangeable devices the earlier come first, with none left out."""
     seen: dict[int, int] = {}
     members: dict[int, list[int]] = {}
-    for device, first in enumerate(alike):
+    for device, first in enumerate(equal):
         members.setdefault(first, []).append(device)
     for device in order:
-        kind = alike[device]
+        kind = equal[device]
         if members[kind][seen.get(kind, 0)] != device:
             return False
         seen[kind] = seen.get(kind, 0) + 1

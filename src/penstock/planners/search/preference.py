@@ -51,13 +51,13 @@ def preferred(
     }
     known = about_as_fast({**first, **renumbered}, problem.as_fast)
     least = min(layout(problem, plan) for plan in known)
-    alike = sorted(
+    close = sorted(
         (plan for plan in known if layout(problem, plan) == least), key=known.__getitem__
     )
-    chosen = alike[0]
+    chosen = close[0]
     # An order that is searched for takes too long to make again.
     compared = [
-        plan for plan in alike[:COMPARED_BY_MEMORY] if not FAMILIES[plan.schedule].is_searched
+        plan for plan in close[:COMPARED_BY_MEMORY] if not FAMILIES[plan.schedule].is_searched
     ]
     if chosen in compared[:-1]:
         chosen = min(compared, key=lambda plan: ceil(fullest_share(problem, plan) / MEMORY_STEP))

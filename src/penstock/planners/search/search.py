@@ -135,8 +135,8 @@ class ArmSearch:
             costs = costs_with(self.problem, max(start.sharding), by_block=by_block)
             # Never, where it is faster, always; costs by block have recompute in their backwards.
             recompute = 0 if by_block or 1 not in rules.recomputes else 2 - (0 in rules.recomputes)
-            asked = LoadQuestion(recompute, power, steady and not rules.split)
-            found = random_walk(costs, rules, start, WalkPlan(asked, HEAT, steps, place))
+            question = LoadQuestion(recompute, power, steady and not rules.split)
+            found = random_walk(costs, rules, start, WalkPlan(question, HEAT, steps, place))
             stages = start.groups * rules.rounds
             self.left -= WALKED * steps * (10 + stages + len(self.problem.profile.layers) / 10)
             points += [at_depth(one.point) for one in found[:RANKED]]

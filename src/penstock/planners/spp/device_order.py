@@ -103,11 +103,11 @@ def merge_twins(ties: Floats, blocks: Sequence[Block]) -> list[Block]:
 
     No minimum cut need separate them: together they are one block of equal links.
     """
-    alike: dict[bytes, list[int]] = {}
+    by_ties: dict[bytes, list[int]] = {}
     for block, row in enumerate(np.sort(ties, axis=1)):
-        alike.setdefault(np.float32(row).tobytes(), []).append(block)
+        by_ties.setdefault(np.float32(row).tobytes(), []).append(block)
     merged: list[tuple[int, ...]] = []
-    for free in alike.values():
+    for free in by_ties.values():
         while free:
             twins = [free[0], *(other for other in free[1:] if is_twin(ties, free[0], other))]
             pairs = ties[np.ix_(twins, twins)]
@@ -123,8 +123,8 @@ def is_twin(ties: Floats, first: int, other: int) -> bool:
     rest = np.ones(len(ties), dtype=bool)
     rest[[first, other]] = False
     here, there = ties[first, rest], ties[other, rest]
-    alike = bool((np.abs(here - there) <= 1e-9 * np.abs(there)).all())
-    return alike and bool(ties[first, other] >= here.max(initial=0.0) * (1 - 1e-9))
+    by_ties = bool((np.abs(here - there) <= 1e-9 * np.abs(there)).all())
+    return by_ties and bool(ties[first, other] >= here.max(initial=0.0) * (1 - 1e-9))
 
 
 def merge_strongest(ties: Floats, blocks: Sequence[Block]) -> list[Block]:

@@ -58,7 +58,7 @@ def partition(
     micro_batches = problem.global_batch // micro_batch_size
     depth = depth_function(schedule)
     windows = windows_of(chain, line, micro_batch_size)
-    asked = SppQuestion(
+    question = SppQuestion(
         stages_and_blocks=(most_stages + 1, line.blocks),
         groups=windows.groups.ravel().tolist(),
         width=line.widths,
@@ -67,7 +67,7 @@ def partition(
         recompute=RECOMPUTE_MODES[problem.recompute],
         drains=drains,
     )
-    table = SppTable(windows.costs, windows.network, asked)
+    table = SppTable(windows.costs, windows.network, question)
     return PartitionTable(chain, windows, micro_batch_size, schedule, table)
 
 

@@ -390,9 +390,9 @@ def root_cause(workers: Sequence[WorkerProcess]) -> BaseException:
                 f"{SIGNAL_HINTS.get(number, 'resume the run from its checkpoint')}"
             )
     failed = [worker for worker in workers if worker.exit_code]
-    told = (worker for worker in workers if worker.failure)
+    reporting = (worker for worker in workers if worker.failure)
     first = min(
-        told,
+        reporting,
         key=lambda worker: (isinstance(worker.failure, PeerFailed), worker.time_s),
         default=failed[0],
     )
@@ -439,14 +439,14 @@ def end_with(failure: BaseException, rank: int, pipe: Connection, log_directory:
     if isinstance(failure, SaidByAnotherRank):
         time.sleep(LINGER_S)
     else:
-        told = time.time(), failure_told(failure, rank, log_directory), None
+        report = time.time(), reported(failure, rank, log_directory), None
         with suppress(OSError):  # the launcher has ended
-            pipe.send_bytes(pickle.dumps(told))
+            pipe.send_bytes(pickle.dumps(report))
     sys.stderr.flush()
     os._exit(exit_code_of(failure))
 
 
-def failure_told(failure: BaseException, rank: int, log_directory: Path) -> BaseException:
+def reported(failure: BaseException, rank: int, log_directory: Path) -> BaseException:
     """The failure in a line for the launcher; writes the traceback for the user."""
     trace = log_directory / f"worker-{rank}-traceback.txt"
     place = f"the traceback is in {trace}"

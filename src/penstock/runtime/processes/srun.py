@@ -41,8 +41,8 @@ def as_torchrun(variables: Mapping[str, str]) -> dict[str, str]:
     >>> step = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
     >>> step |= {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}
     >>> step |= {"SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_JOB_ID": "40123"}
-    >>> told = as_torchrun(step)
-    >>> told["RANK"], told["WORLD_SIZE"], told["MASTER_ADDR"], told["MASTER_PORT"]
+    >>> found = as_torchrun(step)
+    >>> found["RANK"], found["WORLD_SIZE"], found["MASTER_ADDR"], found["MASTER_PORT"]
     ('3', '4', 'gpu07', '20123')
     """
     try:

@@ -103,13 +103,13 @@ class World:
         """True if all ranks see the same processes and share memory."""
         return len(set(self.hosts)) == 1
 
-    def take_device(self, asked: torch.device | str | None) -> None:
+    def take_device(self, wanted: torch.device | str | None) -> None:
         """Take this rank's device (see `own_device`), and agree with all ranks on the backend."""
         host = socket.gethostname()
 
         def taken() -> torch.device:
             try:
-                return own_device(asked)
+                return own_device(wanted)
             except BadInput as cause:
                 raise BadInput(
                     f"rank {self.rank}: {cause}" if self.size > 1 else str(cause)
@@ -129,7 +129,7 @@ class World:
             raise BadInput(
                 f"rank {on_cpu} computes on {places[on_cpu]} and rank {gpus[0]} on "
                 f"{places[gpus[0]]}, and all ranks need the same kind of device; start on each "
-                f"host as many ranks as it has GPUs, or ask for device 'cpu'"
+                f"host as many ranks as it has GPUs, or choose device 'cpu'"
             )
         if not self.sharing:
             if not all(with_nccl):
@@ -168,9 +168,9 @@ class World:
         sizes = [row.tolist() for row in self._rows_of(torch.tensor([len(own), int(sent)]))]
         rows = self._rows_of(own, [size for size, _ in sizes])
         values = [from_bytes(row.numpy().tobytes(), NAME, types) for row in rows]
-        for told, (_, was_sent) in zip(values, sizes, strict=True):
+        for value, (_, was_sent) in zip(values, sizes, strict=True):
             if not was_sent:
-                raise BadInput(told)
+                raise BadInput(value)
         return values
 
     def _rows_of(self, own: torch.Tensor, sizes: Sequence[int] = ()) -> list[torch.Tensor]:
@@ -260,8 +260,8 @@ class World:
                 with suppress(RunFailed):
                     self.all_gather((kind, problem))
                 raise
-        told = self.all_gather((kind, problem))
-        for kind, problem in (*(one for one in told if one[0] > 0), *told):
+        found = self.all_gather((kind, problem))
+        for kind, problem in (*(one for one in found if one[0] > 0), *found):
             if kind:
                 raise kinds[kind - 1](problem) if kind > 0 else RunFailed(problem)
         return cast(T, made)

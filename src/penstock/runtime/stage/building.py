@@ -73,12 +73,12 @@ def check_alike(plan: Plan, graph: LayerGraph, world: World) -> None:
     planned = [*cut, plan.schedule, f"{plan.micro_batches} micro-batches"]
     own = {"was given the plan": planned, "calls": graph.calls, "trains": trained}
     digests = world.all_gather(
-        {what: zlib.crc32(repr(told).encode()) for what, told in own.items()}
+        {what: zlib.crc32(repr(facts).encode()) for what, facts in own.items()}
     )
-    for what, told in own.items():
+    for what, facts in own.items():
         if all(digest[what] == digests[0][what] for digest in digests):
             continue
-        every = world.all_gather(told)
+        every = world.all_gather(facts)
         rank = next(rank for rank, other in enumerate(every) if other != every[0])
         pairs = zip_longest(every[0], every[rank], fillvalue="nothing more")
         first, other = next(pair for pair in pairs if pair[0] != pair[1])
@@ -294,4 +294,6 @@ def module_for(
         if own & {*wanted, *(other for other, n in graph.tied_names.items() if n in wanted)}:
             return program.module.get_submodule(path)
     ranks = sorted({holder for held in wanted for holder in holders[held]})
-    raise BadInput(f"'{name}' is held by {numbered('rank', ranks)}, not by rank {rank}; ask there")
+    raise BadInput(
+        f"'{name}' is held by {numbered('rank', ranks)}, not by rank {rank}; read it there"
+    )

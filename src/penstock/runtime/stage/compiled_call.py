@@ -133,10 +133,10 @@ class CompiledCall(StageCall):
         """
         module, context = self._module, self._module.context
         device = (*leaves, *inputs)[0].device
-        module.tell(RunContext(trial=True))
+        module.set_context(RunContext(trial=True))
         with replayed(module, device, random_state(device)), torch.enable_grad():
             self._plain.run(leaves, [tensor.detach() for tensor in inputs])
-        module.tell(context)
+        module.set_context(context)
         module.unchecked = False
 
     @property
@@ -148,9 +148,9 @@ class CompiledCall(StageCall):
         """The same as without compilation."""
         return self._plain.others()
 
-    def tell(self, context: RunContext) -> None:
+    def set_context(self, context: RunContext) -> None:
         """Receive the context of the next run."""
-        self._plain.tell(context)
+        self._plain.set_context(context)
 
     def prepare(
         self,
@@ -172,7 +172,7 @@ class CompiledCall(StageCall):
         self._shapes = [tensor.shape for tensor in (*own, *inputs)]
         trained = [p for p in self._module.parameters() if p.requires_grad]
         wanted = [*trained, *(inputs[i] for i in self._grad_inputs)]
-        self._module.tell(RunContext(trial=True))
+        self._module.set_context(RunContext(trial=True))
         with (
             replayed(self._module, device, random_state(device)),
             torch.enable_grad(),

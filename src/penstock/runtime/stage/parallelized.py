@@ -253,7 +253,7 @@ class ParallelizedCall(ProgramCall):
 
         def run(call: Callable[..., Any]) -> list[torch.Tensor]:
             state = random_state(device)
-            module.tell(RunContext(trial=True))
+            module.set_context(RunContext(trial=True))
             with replayed(module, device, state), torch.enable_grad():
                 found = call(leaves, [tensor.detach() for tensor in inputs])
                 drawn.add(not same_state(state, random_state(device)))
@@ -269,7 +269,7 @@ class ParallelizedCall(ProgramCall):
             why, line = str(cause).partition("\n")[0], line_of(cause.__traceback__)
             at = f" at {line}" if line and line not in why else ""
             raise self._refusal(f"does not run on its shards{at} ({why})") from cause
-        module.tell(context)
+        module.set_context(context)
         gc.collect()  # compiled code keeps nodes of autograd, which have the shapes of shards
         if added := hooked_in(module) - hooked:
             raise self._refusal(

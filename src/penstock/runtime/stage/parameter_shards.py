@@ -241,10 +241,10 @@ class GatheredCall(StageCall):
         """All that the part reads."""
         return [*self.around, *(unit for own in self.hooked.values() for unit in own)]
 
-    def tell(self, context: RunContext) -> None:
+    def set_context(self, context: RunContext) -> None:
         """Receive the context of the next run."""
         self.is_kept = self._stays and context.replay
-        self._call.tell(context)
+        self._call.set_context(context)
 
     def others(self) -> list[nn.Parameter]:
         """None: no gradients are deferred."""

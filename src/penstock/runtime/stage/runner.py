@@ -283,7 +283,7 @@ class ModuleRunner:
         again = kept.before is not None
         name = work.names[micro_batch] if work.names else (micro_batch,)
         keep, replay = again and not recording, again and recording
-        self._call.tell(RunContext(name, micro_batch, keep, replay, recording))
+        self._call.set_context(RunContext(name, micro_batch, keep, replay, recording))
         if self._plain:
             outputs = self._call.run(work.leaves[micro_batch], inputs, kept.deferred)
         else:

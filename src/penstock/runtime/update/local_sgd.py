@@ -118,8 +118,8 @@ class Meetings:
     def restore(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any] | None) -> None:
         """Restore them; without an outer step's, this begins with the weights as they are now."""
         # Another number of pipelines continues from the weights of the first.
-        alike = state is not None and state["pipelines"] == len(self._engine.pipelines)
-        self.met = not alike or state is None or bool(state["met"])
+        fits = state is not None and state["pipelines"] == len(self._engine.pipelines)
+        self.met = not fits or state is None or bool(state["met"])
         if self._outer is not None and state is not None and not (self.met or state["outer"]):
             raise BadInput(
                 "the checkpoint was written between meetings that have no outer step; go on "

@@ -85,11 +85,11 @@ class LossCheck:
         except Exception as error:
             text = f"{type(error).__name__}: {error}".partition("\n")[0]
             own[2] = f"it does not run by itself: {text}"
-        told = engine.world.all_gather(own)
-        why = next((text for _, _, text in told if text), "")
+        of_ranks = engine.world.all_gather(own)
+        why = next((text for _, _, text in of_ranks if text), "")
         if why:
             self._leave_out(why)
-        for loss, allowed, _ in told:
+        for loss, allowed, _ in of_ranks:
             if not abs(totals.loss - loss) <= allowed and allowed and isfinite(totals.loss):
                 raise RunFailed(
                     f"step {step} was not taken: its loss is {totals.loss:.9g}, and that of your "

@@ -168,8 +168,8 @@ def reference_of(
             text = str(error).partition("\n")[0]
             why = f"{graph.name} does not run by itself on rank 0: {type(error).__name__}: {text}"
             found = Reference(name, skipped=why)
-    told = found and replace(found, values=None, types=())
-    received = world.broadcast(told, Reference)
+    summary = found and replace(found, values=None, types=())
+    received = world.broadcast(summary, Reference)
     return received if found is None else found
 
 
