@@ -179,6 +179,8 @@ def eagerly() -> contextlib.AbstractContextManager[object]:
 # Operators whose cost is counted, and which have no other name.
 CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 CPU_ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+FLASH_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention
+FLASH_ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward
 GROUPED_PRODUCT = torch.ops.aten._grouped_mm
 
 

@@ -52,6 +52,8 @@ from penstock.profile.model_profile import ModelProfile
 from penstock.torch_internals import (
     CPU_ATTENTION,
     CPU_ATTENTION_BACKWARD,
+    FLASH_ATTENTION,
+    FLASH_ATTENTION_BACKWARD,
     GROUPED_PRODUCT,
     FakeTensorMode,
     TorchDispatchMode,
@@ -79,10 +81,8 @@ def _attention_backward(
 
 OPERATIONS: dict[Any, Callable[..., float]] = {
     **flop_registry,
-    CPU_ATTENTION: flop_registry[torch.ops.aten._scaled_dot_product_flash_attention],
-    CPU_ATTENTION_BACKWARD: flop_registry[
-        torch.ops.aten._scaled_dot_product_flash_attention_backward
-    ],
+    CPU_ATTENTION: flop_registry[FLASH_ATTENTION],
+    CPU_ATTENTION_BACKWARD: flop_registry[FLASH_ATTENTION_BACKWARD],
     GROUPED_PRODUCT: _experts,
     ATTENTION: attention_operations,
     ATTENTION_BACKWARD: _attention_backward,
