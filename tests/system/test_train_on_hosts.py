@@ -19,7 +19,7 @@ from penstock.cluster.toml_file import read_cluster, write_cluster
 from penstock.errors import BadInput
 from penstock.plan.json_file import read_plan
 from penstock.runtime.processes.world import World
-from penstock.train.rank_program import check_alike, check_seen, goes_on
+from penstock.train.rank_program import check_equal, check_seen, goes_on
 from penstock.train.run_directory import RunDirectory
 from penstock.train.train_request import TrainRequest
 
@@ -230,10 +230,10 @@ def test_ranks_with_another_job_end_with_one_message(tmp_path: Path) -> None:
 
 def test_other_versions_name_the_host() -> None:
     own = ("a", {"torch": "2.13.0"})
-    check_alike([own, ("b", {"torch": "2.13.0"})])
+    check_equal([own, ("b", {"torch": "2.13.0"})])
     other = ("b", {"torch": "2.12.0"})
     with pytest.raises(BadInput, match=r"rank 2 on host 'b' has torch 2\.12\.0, but rank 0 on"):
-        check_alike([own, own, other])
+        check_equal([own, own, other])
 
 
 def test_a_host_that_does_not_see_the_run_says_so(tmp_path: Path) -> None:

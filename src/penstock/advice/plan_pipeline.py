@@ -1,4 +1,4 @@
-"""Planning as one call from Python; unlike `penstock.planning` it reads the clock."""
+"""Planning as one call from Python; unlike the rest of `penstock.advice` it reads the clock."""
 
 from collections.abc import Sequence
 from math import inf

@@ -192,7 +192,7 @@ def run_parts(run: JobRun, termination: Termination, given: Plan | None) -> Trai
         if found.reserved_bytes:
             run.say(f"memory of rank {rank}: {found}")
     result = trained.result()
-    if any(world.all_gather(termination.own_request)) and result.steps < run.job.steps:
+    if any(world.all_gather(termination.requested)) and result.steps < run.job.steps:
         run.say(f"stopped by SIGTERM after step {result.steps}")
         raise SystemExit(128 + signal.SIGTERM)
     if result.paused:

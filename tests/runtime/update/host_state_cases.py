@@ -9,7 +9,7 @@ from typing import Any
 import stand_in_gpu
 import torch
 import torch.distributed as dist
-from penstock.runtime.steps import host_state
+from penstock.runtime.update import host_state
 from torch import nn
 from torch.nn import functional
 from torch.optim import Adagrad, AdamW, Optimizer, RMSprop
