@@ -168,9 +168,9 @@ class World:
         sizes = [row.tolist() for row in self._rows_of(torch.tensor([len(own), int(sent)]))]
         rows = self._rows_of(own, [size for size, _ in sizes])
         values = [from_bytes(row.numpy().tobytes(), NAME, types) for row in rows]
-        for value, (_, was_sent) in zip(values, sizes, strict=True):
+        for text, (_, was_sent) in zip(values, sizes, strict=True):
             if not was_sent:
-                raise BadInput(value)
+                raise BadInput(text)
         return values
 
     def _rows_of(self, own: torch.Tensor, sizes: Sequence[int] = ()) -> list[torch.Tensor]:
