@@ -53,6 +53,12 @@ CYCLES = {
 }
 """Modules that import one another, for type checkers or when they run, until they are parted."""
 
+NAMES_GIVEN = {"capture": 91, "plan": 74, "costs": 40, "schedule": 32, "runtime": 75}
+"""Names of a package that modules of others import, at most; lower them where fewer do."""
+
+NAMES_DEFINED_TWICE = 107
+"""Public functions and classes that several modules define, at most."""
+
 PUBLIC_AND_BY_NAME = {
     "capture/capture.py: capture_model",
     "runtime/pipeline.py: Pipeline.__init__",
@@ -164,11 +170,38 @@ def test_modules_import_one_another_only_where_that_is_listed() -> None:
         for imported in graph.find_modules_directly_imported_by(module)
     )
     circles = [c for c in networkx.strongly_connected_components(imports) if len(c) > 1]
-    assert {shared_package(circle): len(circle) for circle in circles} == CYCLES
+    found = {shared_package(circle): len(circle) for circle in circles}
+    print("modules of a package that import one another:", found)
+    assert found == CYCLES
 
 
 def shared_package(modules: Iterable[str]) -> str:
     return os.path.commonpath([name.replace(".", "/") for name in modules]).replace("/", ".")
+
+
+def test_a_package_gives_few_names_to_others() -> None:
+    given: dict[str, set[str]] = {package: set() for package in NAMES_GIVEN}
+    for path in MODULES:
+        own = path.relative_to(SOURCE).parts[0]
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                package = node.module.removeprefix("penstock.").partition(".")[0]
+                if package in given and package != own:
+                    given[package] |= {alias.name for alias in node.names}
+    counts = {package: len(names) for package, names in given.items()}
+    print("names given to other packages:", counts)
+    assert all(counts[package] <= most for package, most in NAMES_GIVEN.items())
+
+
+def test_few_names_are_defined_twice() -> None:
+    modules: dict[str, set[str]] = {}
+    for path in MODULES:
+        for node in tree_of(path).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name[0] != "_":
+                modules.setdefault(node.name, set()).add(place_of(path))
+    twice = [name for name, places in modules.items() if len(places) > 1]
+    print("names that several modules define:", len(twice))
+    assert len(twice) <= NAMES_DEFINED_TWICE
 
 
 def test_a_class_holds_few_attributes_and_little_code() -> None:
@@ -182,6 +215,7 @@ def test_a_class_holds_few_attributes_and_little_code() -> None:
             or lines_of_code(path, node) > MOST_LINES_OF_CODE_OF_A_CLASS
         )
     }
+    print("large classes:", *sorted(large), sep="\n")
     assert large == LARGE_CLASSES
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import stand_in_gpu
 import torch
 import torch.distributed as dist
-from penstock.runtime.update import host_state
 from torch import nn
 from torch.nn import functional
 from torch.optim import Adagrad, AdamW, Optimizer, RMSprop
@@ -20,6 +19,7 @@ from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.options import Safety, StateOn, Update
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.update import host_state
 
 STEPS, SAVED = 5, 2
 OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
