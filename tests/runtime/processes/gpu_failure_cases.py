@@ -31,7 +31,7 @@ def steps_until(failure: str) -> tuple[str, str, list[str], int]:
         if failure == "module":
             Layer.fails = True
         else:
-            dist.isend = out_of_memory
+            dist.ProcessGroup.send = out_of_memory
     later = [outcome(lambda: pipe.step(BATCH).loss) for _ in range(2)]
     backend, count = pipe._world.backend, len(aborted)
     pipe.close()

@@ -82,6 +82,19 @@ class Operation(NamedTuple):
 Program = list[Operation]
 
 
+class RecordedGroup(str):
+    """The name of a communicator, with its messages as `dist.ProcessGroup` has them."""
+
+    __slots__ = ("recorder",)
+    recorder: "Recorder"
+
+    def send(self, _: list[torch.Tensor], peer: int, tag: int) -> SimpleNamespace:
+        return self.recorder.issue(Operation("send", self, (self.recorder.rank, peer)))
+
+    def recv(self, _: list[torch.Tensor], peer: int, tag: int) -> SimpleNamespace:
+        return self.recorder.issue(Operation("receive", self, (peer, self.recorder.rank)))
+
+
 @dataclass
 class Recorder:
     """Stands in for `torch.distributed` on one rank."""
@@ -98,16 +111,11 @@ class Recorder:
         self.groups += 1
         if self.rank not in ranks or len(ranks) == 1:
             return None
-        group = f"{backend or self.backend} {self.groups}"
+        group = RecordedGroup(f"{backend or self.backend} {self.groups}")
+        group.recorder = self
         if group.startswith("nccl"):
             self.all_reduce(torch.zeros(1), group)
         return group
-
-    def isend(self, buffer: torch.Tensor, peer: int, group: str) -> SimpleNamespace:
-        return self._issue(Operation("send", group, (self.rank, peer)))
-
-    def irecv(self, buffer: torch.Tensor, peer: int, group: str) -> SimpleNamespace:
-        return self._issue(Operation("receive", group, (peer, self.rank)))
 
     def all_reduce(
         self, tensor: torch.Tensor, group: str, async_op: bool = False
@@ -140,12 +148,12 @@ class Recorder:
         return self._collective(f"reduce-scatter of {all_of_it.numel()}", group, async_op)
 
     def _collective(self, name: str, group: str, async_op: bool) -> SimpleNamespace:
-        work = self._issue(Operation("collective", group, name=name))
+        work = self.issue(Operation("collective", group, name=name))
         if not async_op:
             work.wait()
         return work
 
-    def _issue(self, operation: Operation) -> SimpleNamespace:
+    def issue(self, operation: Operation) -> SimpleNamespace:
         key = operation.group, operation.pair
         operation = operation._replace(place=self.counts[key])
         self.counts[key] += 1

@@ -111,17 +111,14 @@ class GroupTransport:
         waits. In an iteration one of them may need something else of the other before.
         """
         own, group = self._world.rank, self._up
+        assert group is not None
         byte = torch.zeros(1, dtype=torch.uint8, device=self._world.device)
         for sender, receiver in pairs:
             if sender == receiver or own not in (sender, receiver):
                 continue
             with self._failing(f"the first message from rank {sender} to {receiver}", -1):
-                if own == sender:
-                    work = dist.isend(byte, receiver, group=group)
-                else:
-                    work = dist.irecv(byte, sender, group=group)
-                assert work is not None
-                work.wait()
+                begin, peer = (group.send, receiver) if own == sender else (group.recv, sender)
+                begin([byte], peer, 0).wait()
 
     def begin(self) -> None:
         self._actions, self._posted_bytes = 1, 0
