@@ -39,7 +39,7 @@ def test_the_others_go_on_until_the_lost_one_is_back(
     said = capfd.readouterr().err.splitlines()
     assert result.lost_workers == 1
     assert losses(result.run_directory) == pytest.approx(losses(whole.run_directory), rel=1e-5)
-    (line,) = (line for line in said if "goes on" in line)
+    (line,) = (line for line in said if "continues with" in line)
     assert "worker 1 (process" in line and "killed by SIGKILL" in line
     assert line.endswith("; the run continues with 2 worker(s)")
     assert "step 6: the places of 1 lost worker(s) are taken again" in said
