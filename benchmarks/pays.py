@@ -65,7 +65,7 @@ def main() -> None:
 
         RESULTS.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
         page = PAGE.read_text(encoding="utf-8")
-        PAGE.write_text(with_table(page, HEADING, list(table(rows))), encoding="utf-8")
+        PAGE.write_text(with_table(page, HEADING, "\n".join(table(rows))), encoding="utf-8")
     if arguments.check:
         missed = list(faults(rows))
         print("\n".join(missed), file=sys.stderr)
