@@ -97,8 +97,8 @@ def inputs_of_plan(plan_path: str | Path, given: PlanInputs) -> PlanInputs:
     """The inputs to simulate a plan with: as given, else as recorded, else the files of its run."""
     recorded = recorded_origin(plan_path)
     return PlanInputs(
-        name_of(plan_path, "profile", given.profile),
-        name_of(plan_path, "cluster", given.cluster),
+        given.profile or recorded_name(plan_path, "profile", recorded),
+        given.cluster or recorded_name(plan_path, "cluster", recorded),
         given.profile_batch or recorded.profile_batch,
         recorded.memory_reserve,
         recorded.optimizer_bytes_per_parameter_byte,
@@ -109,24 +109,26 @@ def cluster_of_plan(plan_path: str, given: str) -> Cluster:
     """The cluster that is given, else that of the plan."""
     if not (given or plan_path):
         raise BadInput("which hosts? name a cluster with --cluster, or a plan that records one")
-    return find_cluster(given or name_of(plan_path, "cluster"))
+    return find_cluster(given or recorded_name(plan_path, "cluster", recorded_origin(plan_path)))
 
 
 def profile_of_plan(plan_path: str | Path, given: PlanInputs) -> ModelProfile:
-    """The profile of a plan."""
-    name = name_of(plan_path, "profile", given.profile)
-    batch = given.profile_batch or recorded_origin(plan_path).profile_batch
-    return PlanInputs(name, "", batch).read_profile()
+    """The profile that is given, else that of the plan."""
+    recorded = recorded_origin(plan_path)
+    name = given.profile or recorded_name(plan_path, "profile", recorded)
+    return PlanInputs(name, "", given.profile_batch or recorded.profile_batch).read_profile()
 
 
 BESIDE = {"profile": "profile.json", "cluster": "cluster.toml"}
 """The files of a run, beside its plan."""
 
 
-def name_of(plan_path: str | Path, thing: Literal["profile", "cluster"], given: str = "") -> str:
-    """The profile or cluster of a plan: as given, else as recorded, else the file of its run."""
+def recorded_name(
+    plan_path: str | Path, thing: Literal["profile", "cluster"], recorded: Origin
+) -> str:
+    """The profile or cluster of a plan: as recorded, else the file of its run."""
     beside = Path(plan_path).with_name(BESIDE[thing])
-    if found := given or getattr(recorded_origin(plan_path), thing):
+    if found := getattr(recorded, thing):
         return found
     if not os.path.isfile(beside):
         raise BadInput(

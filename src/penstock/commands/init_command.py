@@ -100,9 +100,9 @@ TRAINING = (
 def model_lines(config: str, model: str, out: str) -> list[str]:
     """The keys of the model."""
     if config:
-        named = filter(None, map(read_config(config).get, TYPE_OF_WEIGHTS))
-        dtype = quoted(str(next(named, "float32")))
-        kinds = read_config(config).get("architectures")
+        known = read_config(config)
+        dtype = quoted(str(next(filter(None, map(known.get, TYPE_OF_WEIGHTS)), "float32")))
+        kinds = known.get("architectures")
         kind = kinds[0] if isinstance(kinds, list) and kinds else "AutoModelForCausalLM"
         return [
             "# A class of transformers, whose configuration is the file with these changes.",

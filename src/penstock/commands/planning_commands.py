@@ -39,7 +39,6 @@ def plan(
     """Find the fastest plan for PROFILE on a cluster; -o writes it."""
     collect_garbage_rarely()
     from penstock.advice.baselines import best_plans
-    from penstock.advice.explain import explain_plan, explanation_words
     from penstock.advice.plan_files import write_planned
     from penstock.cluster.cluster import unknown_memory_words
     from penstock.commands.shown_plan import rivals_table, show_planned, stage_rows
@@ -64,6 +63,8 @@ def plan(
     values: dict[str, object] = {**planned.to_json(planning_s)}
     parts: list[RenderableType] = []
     if explain:
+        from penstock.advice.explain import explain_plan, explanation_words
+
         explanation = explain_plan(assessed, own)
         values["explanation"] = explanation.to_json()
         parts += explanation_words(explanation)
