@@ -52,10 +52,12 @@ def all_reduce_costs(cluster: Cluster, devices: Sequence[int]) -> tuple[AllReduc
     linked = len(members := cluster.linked_devices.intersection(devices)) > 1 and any(
         (i, j) in cluster.special_links for i in members for j in members
     )
-    counts = Counter(map(cluster.host_index.__getitem__, devices))
-    kinds = frozenset((cluster.host_kinds[host], count) for host, count in counts.items())
-    spread = (len(devices), len(counts), kinds)
-    key = ("costs", frozenset(devices) if linked else spread)
+    if linked:
+        key: tuple[object, ...] = ("costs", frozenset(devices))
+    else:
+        counts = Counter(map(cluster.host_index.__getitem__, devices))
+        kinds = frozenset((cluster.host_kinds[host], count) for host, count in counts.items())
+        key = ("costs", len(devices), len(counts), kinds)
     known = cast("dict[object, tuple[AllReduceCost, ...]]", cluster.known_answers)
     if key not in known:
         if len(known) >= MOST_ANSWERS:
