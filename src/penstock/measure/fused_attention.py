@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.library import custom_op
+from torch.library import custom_op, infer_schema
 from torch.nn import functional
 
 from penstock.capture.record.torch_calls import TorchCalls
@@ -36,12 +36,20 @@ def _gradients(
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
-fused_attention = custom_op("penstock::fused_attention", _results, mutates_args=())
-fused_attention.register_fake(_results)
-fused_attention_backward = custom_op(
-    "penstock::fused_attention_backward", _gradients, mutates_args=()
-)
-fused_attention_backward.register_fake(_gradients)
+def _not_computed(*_: Any) -> Any:
+    raise NotImplementedError("stands in for attention where only shapes run")
+
+
+def shape_only(name: str, made: Callable[..., Any]) -> Any:
+    """An operator that gives what ``made`` does, on tensors without values only."""
+    schema = infer_schema(made, mutates_args=())
+    operator = custom_op(f"penstock::{name}", _not_computed, mutates_args=(), schema=schema)
+    operator.register_fake(made)
+    return operator
+
+
+fused_attention = shape_only("fused_attention", _results)
+fused_attention_backward = shape_only("fused_attention_backward", _gradients)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
