@@ -11,7 +11,7 @@ from penstock.commands import init_command
 from penstock.errors import BadInput
 from penstock.train import samples
 from penstock.train.job_file import find_job
-from penstock.train.profile_job import build_and_capture, built_model
+from penstock.train.profile_job import built_model
 from penstock.train.samples import TextData
 
 Penstock = Callable[..., Any]
@@ -63,7 +63,7 @@ def test_what_it_writes_is_a_job(penstock: Penstock, folder: Path, given: tuple[
     if "--from" in given:
         assert batch["input_ids"].shape[1] == 24
         with pytest.raises(BadInput, match="windows of 25 tokens, and its model reads 24"):
-            build_and_capture(find_job(folder / place, ["text.length=25"]))
+            built_model(find_job(folder / place, ["text.length=25"]))
     again = penstock("init", "-o", place)
     assert again.code == 2
     assert "is not written over" in again.errors

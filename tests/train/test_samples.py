@@ -13,7 +13,7 @@ from torch import nn
 from penstock.errors import BadInput
 from penstock.train.job import Job
 from penstock.train.job_file import find_job
-from penstock.train.profile_job import build_and_capture, built_model
+from penstock.train.profile_job import built_model
 
 MODULE = """
 import torch
@@ -253,7 +253,7 @@ def test_without_a_loss_the_model_gets_keywords_and_a_tokenizer_s_tokens(
     assert torch.isfinite(model(**batch).loss)
     small = find_job(path, ["model_arguments.vocab_size=3"])
     with pytest.raises(BadInput, match="4 tokens, and the model's embedding has room for 3"):
-        build_and_capture(small)
+        built_model(small)
     with pytest.raises(BadInput, match="did you mean 'num_hidden_layers'"):
         built_model(find_job(path, ["model_arguments.num_layers=3"]))
 

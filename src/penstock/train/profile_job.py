@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median
+from typing import cast
 
 import torch
 from torch import nn
@@ -86,6 +87,7 @@ def built_model(job: Job) -> nn.Module:
             f"job '{job.name}': building the model returned {type(model).__name__}, not a "
             f"torch.nn.Module; return the module itself"
         )
+    check_vocabulary(job, model)
     return model
 
 
@@ -121,7 +123,6 @@ def build_and_capture(job: Job, device: torch.device | str = "cpu") -> LayerGrap
 
 def captured(job: Job, model: nn.Module) -> LayerGraph:
     """The job's model where it is, captured."""
-    check_vocabulary(job, model)
     lengths = data_lengths(job) if job.dynamic else None
     graph = capture_model(
         model,
@@ -159,14 +160,18 @@ def captured_without_values(job: Job, dtype: torch.dtype | None) -> LayerGraph:
 
     A model that needs values is built on the CPU, unless it is known not to fit into memory.
     """
-    fits = True
     try:
         with torch.device("meta"):
-            model = built_model(job)
-        fits = sum(parameter.nbytes for parameter in model.parameters()) <= usable_memory_bytes()
+            model = job.model()
+    except (Exception, SystemExit):  # whatever a constructor does where there are no values
+        return captured(job, in_type(built_model(job), dtype))
+    if not isinstance(cast(object, model), nn.Module):
+        return build_and_capture(job)  # which says so
+    check_vocabulary(job, model)
+    try:
         return captured(job, in_type(model, dtype))
-    except Exception:  # whatever a constructor or a forward does where there are no values
-        if not fits:
+    except Exception:
+        if sum(parameter.nbytes for parameter in model.parameters()) > usable_memory_bytes():
             raise
         return captured(job, in_type(built_model(job), dtype))
 
