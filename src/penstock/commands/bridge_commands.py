@@ -174,7 +174,7 @@ def import_layout(
     terminal.check_places(out)
     inputs = PlanInputs(profile, cluster, profile_batch)
     costs = inputs.read_profile()
-    wanted = LayoutOptions(batch or 0, micro_batch or 0, schedule, ranks or 0, replicas or 0)
+    wanted = LayoutOptions(batch, micro_batch, schedule, ranks, replicas)
     read = read_layout(source, Path(layout), costs, wanted)
     plan = plan_of_layout(read, wanted)
     if cluster:

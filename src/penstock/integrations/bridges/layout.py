@@ -46,17 +46,17 @@ class PipelineLayout:
 
 @dataclass(frozen=True, slots=True)
 class LayoutOptions:
-    """The user's settings for a layout that is read; 0 and "" where none is given.
+    """The user's settings for a layout that is read; None and "" where none is given.
 
     ``batch`` is the global batch and ``micro_batch`` the samples of a micro-batch over all
     replicas, both as in a plan. They replace the layout's own.
     """
 
-    batch: int = 0
-    micro_batch: int = 0
+    batch: int | None = None
+    micro_batch: int | None = None
     schedule: str = ""
-    ranks: int = 0
-    replicas: int = 0
+    ranks: int | None = None
+    replicas: int | None = None
 
 
 def layout_of_plan(plan: Plan, target: str) -> PipelineLayout:
@@ -140,7 +140,7 @@ def plan_of_layout(layout: PipelineLayout, options: LayoutOptions) -> Plan:
 def batches_of(layout: PipelineLayout, options: LayoutOptions, replicas: int) -> tuple[int, int]:
     """The number of micro-batches, and the samples of one over all replicas."""
     size = options.micro_batch or layout.rows * replicas
-    batch, many = options.batch, layout.micro_batches
+    batch, many = options.batch or 0, layout.micro_batches
     if not size and batch and many and not batch % many:
         size = batch // many
     if not size or not (batch or many):
