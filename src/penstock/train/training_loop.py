@@ -205,6 +205,7 @@ class TrainedPart:
             self._left_out.add(step)
             self._display.note(f"step {step} was left out: {metrics.non_finite}")
         self._seconds.append(metrics.seconds)
+        # Timelines: 20 or more a run, the last step's, none in the warm-up.
         steps, taken = self._job.steps, step - self.start
         every = max(1, min((steps - self.start) // SAMPLED_TIMELINES, LONGEST_UNSAMPLED))
         warm = taken > WARM_UP_STEPS or steps - self.start <= WARM_UP_STEPS

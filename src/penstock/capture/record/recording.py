@@ -406,11 +406,7 @@ class ProgramRecording(TorchFunctionMode):
         with exchanged(replaced), functions_through(self._function):
             self._active, self._at_start = True, self._skeleton_state()
             try:
-                with (
-                    fresh_results(),
-                    scripts_seen(partial(setattr, self, "has_scripts", True)),
-                    self,
-                ):
+                with fresh_results(), scripts_seen(self._note_script), self:
                     yield
             finally:
                 self._active = False
@@ -419,6 +415,9 @@ class ProgramRecording(TorchFunctionMode):
     def end_model(self) -> None:
         """Note that the model has returned, and the loss function has not begun."""
         self.model_end = len(self.events)
+
+    def _note_script(self) -> None:
+        self.has_scripts = True
 
     def _around_hooked(self, path: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:

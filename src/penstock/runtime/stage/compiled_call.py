@@ -198,7 +198,9 @@ class CompiledCall(StageCall):
         inside: set[int] = set()
         for key, part in candidates.items():
             own = part.__dict__  # in which the user may have put another forward, or compiled it
-            if key in refused | inside or "forward" in own or own.get(COMPILED_CALL) is not None:
+            if "forward" in own or own.get(COMPILED_CALL) is not None:
+                continue
+            if key in refused or key in inside:
                 continue
             forward = torch.compile(forward_of(part), dynamic=False, options=OPTIONS)
             self._compiled.append((own, forward))

@@ -152,7 +152,7 @@ class ParallelizedShards(Shards):
 
     def left_whole(self) -> AbstractContextManager[None]:
         """Hold modules as the user made them, without what the function has changed."""
-        return exchanged(self._changed)
+        return contents_exchanged(self._changed)
 
     def as_dtensor(self, name: str, shard: torch.Tensor) -> DTensor:
         """A shard of this rank as a part of the whole."""
@@ -239,7 +239,7 @@ class ParallelizedCall(ProgramCall):
             ((held, key), self._shards.as_dtensor(name, held[key]))
             for name, (held, key) in self._places.items()
         ]
-        with exchanged(parts):
+        with contents_exchanged(parts):
             yield
 
     def _check(self, leaves: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
@@ -291,7 +291,7 @@ class ParallelizedCall(ProgramCall):
                     found = shards.gathered(name, name, shard.detach())
                     whole[first] = found.requires_grad_(shard.requires_grad)
                 parts.append(((held, key), whole[first]))
-        return exchanged(parts)
+        return contents_exchanged(parts)
 
     def _refusal(self, why: str) -> BadInput:
         """The stage cannot run on shards; with the numbers of the first module around some."""
@@ -334,7 +334,7 @@ def put_each(values: Iterable[tuple[Place, Any]]) -> None:
 
 
 @contextmanager
-def exchanged(values: Sequence[tuple[Place, Any]]) -> Iterator[None]:
+def contents_exchanged(values: Sequence[tuple[Place, Any]]) -> Iterator[None]:
     """Hold other values in these places; at the end restore the old ones."""
     own = [(place, kept(value_at(place))) for place, _ in values]
     put_each(values)

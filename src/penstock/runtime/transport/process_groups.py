@@ -297,7 +297,7 @@ class GroupTransport:
 
     def _wait(self, work: dist.Work, message: Message, peer: int) -> None:
         HEARTBEAT.wait = CurrentWait(message.__str__, peer, "", time.perf_counter())
-        try:
+        try:  # not `_failing`, which takes longer: this is done for every message
             # NCCL only orders streams here; see `DeviceClock` for the wait.
             if self._by_gloo:
                 work.wait(self._limit)
