@@ -61,6 +61,7 @@ def profiles(draw: st.DrawFn, max_layers: int = 4) -> ModelProfile:
         shared=shared,
         batch_size=8,
         step_s_per_byte=draw(figures),
+        statistics_s=draw(figures),
     )
 
 

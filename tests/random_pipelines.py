@@ -65,7 +65,7 @@ def random_pipeline(
     plan = random_plan(random, profile, len(cluster.devices), micro_batches, style, groups, rounds)
     if divided:
         # So that the devices of a stage, which wait for one another, do not end at one instant.
-        profile = replace(profile, stage_forward_s=0.1, stage_backward_s=0.2)
+        profile = replace(profile, stage_forward_s=0.1, stage_backward_s=0.2, statistics_s=0.03)
         kinds = [random.choice(SHARDINGS) for _ in plan.stages]
         stages_of_plan = zip(plan.stages, kinds, strict=True)
         plan = replace(plan, stages=tuple(replace(s, sharding=k) for s, k in stages_of_plan))

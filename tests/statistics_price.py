@@ -6,7 +6,6 @@ from penstock.plan.plan import Stage
 from penstock.plan.problem import PlanningProblem
 
 NUMBER_BYTES = 4
-SMALL_OPERATORS_S = 1e-4
 
 
 def waits_for_statistics_s(problem: PlanningProblem, stage: Stage, forwards: int) -> float:
@@ -21,8 +20,9 @@ def waits_for_statistics_s(problem: PlanningProblem, stage: Stage, forwards: int
     if replicas < 2 or not norms:
         return 0.0
     numbers = 2 * sum(layer.norm_channels for layer in layers) / norms
+    operators_s = problem.profile.statistics_s
     there, back = (
-        norms * (SMALL_OPERATORS_S + all_reduce_s(problem.cluster, stage.devices, size_bytes))
+        norms * (operators_s + all_reduce_s(problem.cluster, stage.devices, size_bytes))
         for size_bytes in (replicas * (numbers + 1) * NUMBER_BYTES, numbers * NUMBER_BYTES)
     )
     return forwards * there + back

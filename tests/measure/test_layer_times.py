@@ -25,7 +25,7 @@ from penstock.measure.layer_times import (
     whole_model,
 )
 from penstock.measure.roofline import estimate_profile
-from penstock.profile.model_profile import Affine, SharedParameter
+from penstock.profile.model_profile import Affine, ModelProfile, SharedParameter
 
 PER_SAMPLE_S = 0.004
 
@@ -162,6 +162,23 @@ def test_batch_norms_that_use_their_own_statistics_are_counted_with_their_channe
         ):
             assert sum(layer.norms for layer in profile.layers) == norms
             assert sum(layer.norm_channels for layer in profile.layers) == channels
+
+
+def test_what_replicas_compute_around_a_sum_of_statistics_is_measured(
+    clock: type[Clock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there are norms: two in the model, each with a sum in forward and one in backward."""
+
+    def slow(*arguments: object) -> None:
+        Clock.now_s += 0.6
+
+    monkeypatch.setattr("penstock.runtime.stage.batch_norm.update_running", slow)
+    normed = nn.Sequential(SlowLayer(), nn.BatchNorm1d(16), nn.Linear(16, 16), nn.BatchNorm1d(16))
+    statistics_s = [
+        measure_profile(graph_of(model), example(), batch_sizes=(2,), repeats=1).statistics_s
+        for model in (nn.Sequential(normed, nn.Linear(16, 4)), nn.Linear(16, 4))
+    ]
+    assert statistics_s == [pytest.approx(0.3), ModelProfile.statistics_s]
 
 
 def test_layers_are_measured_alone_where_memory_does_not_hold_the_model(

@@ -333,14 +333,15 @@ class Model:
         """Seconds of a layer's batch normalisations, each of which sums four-byte numbers.
 
         Forward: mean, variance and a count of every replica, each in a row of its own. Backward:
-        two sums for each channel. The operators around each take a tenth of a millisecond.
+        two sums for each channel. The profile has the seconds of the operators around each.
         """
         cost = self.profile.layers[layer]
         if len(copy.devices) == 1 or not cost.norms:
             return 0.0
         channels = cost.norm_channels // cost.norms
         numbers = len(copy.devices) * (2 * channels + 1) if kind in "FR" else 2 * channels
-        return cost.norms * (1e-4 + all_reduced_s(self.cluster, copy.devices, 4 * numbers))
+        message_s = all_reduced_s(self.cluster, copy.devices, 4 * numbers)
+        return cost.norms * (self.profile.statistics_s + message_s)
 
     def message_seconds(self, copy: Copy, j: int, kind: str) -> tuple[float, float]:
         """Seconds in which a device passes on what an action receives, and what it sends."""

@@ -11,7 +11,7 @@ from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
 from .crossing import crossing, first_of_each_tensor
 from .simpy_gathers import gathered_pass_s
 
-NUMBER_BYTES, SMALL_OPERATORS_S = 4, 1e-4
+NUMBER_BYTES = 4
 
 
 def crossing_bytes(profile: ModelProfile, cut: int, size: str = "bytes") -> Affine:
@@ -81,7 +81,8 @@ class StageFormula:
         row = 2 * sum(layer.norm_channels for layer in self.run) / norms
         there_bytes, back_bytes = replicas * (row + 1) * NUMBER_BYTES, row * NUMBER_BYTES
         there_s, back_s = (
-            norms * (SMALL_OPERATORS_S + self.sum_s(size)) for size in (there_bytes, back_bytes)
+            norms * (self.problem.profile.statistics_s + self.sum_s(size))
+            for size in (there_bytes, back_bytes)
         )
         return there_s if forward else back_s + (there_s if self.stage.by_block else 0.0)
 

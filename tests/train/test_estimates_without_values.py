@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -197,6 +196,21 @@ def test_each_device_of_a_cluster_is_estimated(
     assert {device.speed for device in (*clusters[0].devices, *clusters[1].devices)} == {1.0}
 
 
+# The kernel gives a new process the peak of the one that started it, except here.
+COUNTED_COMMAND = """
+import atexit, re, time
+from pathlib import Path
+from penstock.cli import main
+
+@atexit.register
+def count():
+    peak = re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())
+    Path("memory").write_text(f"{peak[1]} {time.process_time()}")
+
+main()
+"""
+
+
 @pytest.mark.timeout(900)
 def test_a_model_of_8_billion_is_planned_from_its_configuration_in_little_memory(
     tmp_path: Path,
@@ -204,29 +218,29 @@ def test_a_model_of_8_billion_is_planned_from_its_configuration_in_little_memory
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_3_8B))
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
-    def run(*words: str) -> tuple[dict[str, Any], resource.struct_rusage]:
-        program = [sys.executable, "-c", "from penstock.cli import main; main()", *words, "--json"]
-        with (tmp_path / "answer.json").open("w") as answer:
-            process = subprocess.Popen(program, cwd=tmp_path, env=environment, stdout=answer)
-            # Of this process: those of all children of a test's process are more.
-            _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        assert process.returncode == 0
-        return json.loads((tmp_path / "answer.json").read_text()), used
+    def run(*words: str) -> tuple[dict[str, Any], int, float]:
+        """The command's answer, the most memory that it had (kB) and its CPU seconds."""
+        program = [sys.executable, "-c", COUNTED_COMMAND, *words, "--json"]
+        done = subprocess.run(program, cwd=tmp_path, env=environment, stdout=subprocess.PIPE)
+        assert done.returncode == 0
+        memory = (tmp_path / "memory").read_text()
+        return json.loads(done.stdout), int(memory.split()[0]), float(memory.split()[1])
 
     run("init", "--from", "config.json")
-    found, used = run("profile", "job.toml", "--estimate", "A100-80GB", "-o", "p.json")
-    assert used.ru_maxrss < 2_000_000  # kB
-    assert used.ru_utime + used.ru_stime < 60
+    found, most_kb, cpu_s = run("profile", "job.toml", "--estimate", "A100-80GB", "-o", "p.json")
+    assert 100_000 < most_kb < 2_000_000
+    assert cpu_s < 60
     assert found["parameter_bytes"] == 2 * PARAMETERS_OF_LLAMA_3_8B
-    plan, _ = run("plan", "p.json", "--cluster", "a100-8", "--batch", "16", "--planner", "dapple")
+    plan, _, _ = run(
+        "plan", "p.json", "--cluster", "a100-8", "--batch", "16", "--planner", "dapple"
+    )
     assert plan["fits"]
     asked = ("--batch", "16", "--tokens", "1e9", "--planner", "dapple")
-    chosen, used = run("choose", "job.toml", "--clusters", "a100-8,rtx4090-4", *asked)
+    chosen, most_kb, _ = run("choose", "job.toml", "--clusters", "a100-8,rtx4090-4", *asked)
     assert chosen["chosen"] == "a100-8"
     times = {each["cluster"]: each for each in chosen["clusters"]}
     assert times["rtx4090-4"]["times_of"] == "RTX4090-24GB"
     assert times["a100-8"]["times_of"] == "A100-80GB"
     # Four of the slower card: half as many, with half of the peak, and less of it.
     assert 4 < times["rtx4090-4"]["hours"] / times["a100-8"]["hours"] < 7
-    assert used.ru_maxrss < 2_000_000
+    assert 100_000 < most_kb < 2_000_000

@@ -13,9 +13,8 @@ BUCKET_BYTES = 25 << 20
 """Gradients are all-reduced in buckets of about this size, as in DistributedDataParallel. Runtime,
 simulator, planners and bounds all use this value."""
 
-STATISTIC_BYTES, STATISTICS_S = 4, 1e-4
-"""Bytes of a number in the tables that batch normalisation sums over replicas; and seconds of the
-dozen small operators around each sum. Starting them takes this long, on a CPU as on a GPU."""
+STATISTIC_BYTES = 4
+"""Bytes of a number in the tables that batch normalisation sums over replicas."""
 
 MOST_ANSWERS = 1 << 16
 """Number of entries at which a cluster's cache is cleared."""

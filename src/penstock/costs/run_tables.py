@@ -6,7 +6,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.cluster.collectives import BUCKET_BYTES, STATISTIC_BYTES, STATISTICS_S
+from penstock.cluster.collectives import BUCKET_BYTES, STATISTIC_BYTES
 from penstock.core.native import Layers, ReduceRules, RunCosts
 from penstock.plan.plan import SHARDINGS
 from penstock.plan.problem import PlanningProblem
@@ -52,7 +52,7 @@ def layers_in_core(profile: ModelProfile) -> Layers:
         [(shared.bytes, shared.layers) for shared in profile.shared],
         (profile.stage_forward_s, profile.stage_backward_s, profile.step_s_per_byte),
         profile.recomputes,
-        ReduceRules(BUCKET_BYTES, STATISTIC_BYTES, STATISTICS_S),
+        ReduceRules(BUCKET_BYTES, STATISTIC_BYTES, profile.statistics_s),
     )
 
 

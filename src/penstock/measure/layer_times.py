@@ -35,6 +35,7 @@ from penstock.measure.layer_runs import (
 from penstock.measure.machine_load import LoadWatch
 from penstock.measure.same_work import edges_of, parameters_of, work_of
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
+from penstock.runtime.stage.batch_norm import SynchronisedBatchNorm
 from penstock.text import counted
 
 Differentiated: TypeAlias = tuple[list[torch.Tensor], list[torch.Tensor]]
@@ -187,11 +188,11 @@ def measure(
         one, more = None, PassSeconds(0.0, 0.0)
         watch = LoadWatch(usable_cores(), shares_cores)
         notes = [LAYERS_ALONE] if lends and not is_on_meta(graph.own_module()) else []
+        middle = resized(leaves, sorted(sizes)[len(sizes) // 2])
         warm_up(device)
         if not lends:
             graph.own_module().to(device)
             one = whole_model(graph, 1)
-            middle = resized(leaves, sorted(sizes)[len(sizes) // 2])
             several = whole_model(graph, min(STAGES, len(programs)))
             more = time_further_stage(one, several, middle, repeats, settings)
         found = [
@@ -203,8 +204,13 @@ def measure(
             list(zip(at, sizes_of(resized(leaves, n)), strict=True))
             for n, at in zip(sizes, found, strict=True)
         ]
+        profile = profile_from(graph, leaves, sizes, costs)
+        if one and profile.has_norms:
+            norms = sum(layer.norms for layer in profile.layers)
+            statistics_s = time_statistics(one, middle, norms, repeats, settings)
+            profile = replace(profile, statistics_s=statistics_s)
     return replace(
-        profile_from(graph, leaves, sizes, costs),
+        profile,
         step_s_per_byte=step_s_per_byte,
         stage_forward_s=more.forward_s,
         stage_backward_s=more.backward_s,
@@ -339,6 +345,38 @@ def time_further_stage(
         return max(0.0, added_s / further)
 
     return PassSeconds(more(lambda t: t.forward_s), more(lambda t: t.backward_s))
+
+
+class NormWithoutMessages(SynchronisedBatchNorm):
+    """Batch normalisation as the first of two replicas computes it, without the other."""
+
+    def __init__(self) -> None:
+        super().__init__({}, (0, 1), 0)
+
+    def sum_over_replicas(self, table: torch.Tensor) -> None:
+        """Leave the table as it is: the other replica has no rows."""
+
+
+def time_statistics(
+    one: Sequence[StageProgram],
+    leaves: Sequence[torch.Tensor],
+    norms: int,
+    repeats: int,
+    settings: RunSettings,
+) -> float:
+    """Median seconds that each sum of statistics takes replicas beyond its message.
+
+    The model runs with its own ``norms`` and with those of a replica in turns. Each has a sum in
+    the forward and one in the backward.
+    """
+    more_s: list[float] = []
+    with without_collecting(), settings.casting_once():
+        for _ in range(repeats + 1):
+            own = time_stages(one, leaves, settings)
+            with NormWithoutMessages():
+                shared = time_stages(one, leaves, settings)
+            more_s.append(shared.forward_s + shared.backward_s - own.forward_s - own.backward_s)
+    return max(0.0, median(more_s[1:])) / (2 * norms)
 
 
 def time_stages(

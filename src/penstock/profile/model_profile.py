@@ -243,8 +243,9 @@ class ModelProfile(Table):
     optimizer's seconds per byte of parameters, ``host_step_s_per_byte`` those of a step in host
     memory with the copies to and from it (0: not known). Every run of a stage takes
     ``stage_forward_s`` or ``stage_backward_s`` beyond the sum of its layers (at speed 1;
-    simulations count it, planners' own estimates do not). ``source`` says where the numbers come
-    from: which clock, what load.
+    simulations count it, planners' own estimates do not). Each sum of batch norm's statistics over
+    replicas takes ``statistics_s`` beyond its message, for small operators whose start takes longer
+    than their work. ``source`` says where the numbers come from: which clock, what load.
     ``device`` is the name of the device model that they hold for, if known. ``notes`` say what
     people should know before they trust the numbers, in a line each.
 
@@ -270,6 +271,7 @@ class ModelProfile(Table):
     host_step_s_per_byte: float = 0.0
     stage_forward_s: float = 0.0
     stage_backward_s: float = 0.0
+    statistics_s: float = 1e-4
     source: str = "unknown"
     device: str = ""
     by_length: tuple[LengthCosts, ...] = ()
@@ -392,7 +394,7 @@ def check_profile(profile: ModelProfile) -> None:
         raise BadInput(f"profile '{profile.name}': batch_size {profile.batch_size} must be >= 1")
     rates = ("tokens_per_sample", "flops_per_sample")
     steps = ("step_s_per_byte", "host_step_s_per_byte")
-    for figure in (*steps, "stage_forward_s", "stage_backward_s", *rates):
+    for figure in (*steps, "stage_forward_s", "stage_backward_s", "statistics_s", *rates):
         check_number(profile, figure, getattr(profile, figure))
     for index, layer in enumerate(profile.layers):
         affine = ("forward_s", "backward_input_s", "backward_weight_s")

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.nn import functional
 
 from penstock.capture.forward.stage_module import StageModule
@@ -70,9 +69,8 @@ class SynchronisedBatchNorm(TorchCalls):
         at_least_float = x.dtype if x.dtype.itemsize >= 4 else torch.float32
         table = x.new_zeros(len(self._ranks), 2 * channels + 1, dtype=at_least_float)
         if count:
-            mean, variance = torch.batch_norm_update_stats(x.to(table.dtype), None, None, 0.0)
-            own = table[self._replica]
-            own[:channels], own[channels:-1], own[-1] = mean, variance, count
+            found = torch.batch_norm_update_stats(x.to(table.dtype), None, None, 0.0)
+            torch.cat([*found, table.new_full((1,), count)], out=table[self._replica])
         self.sum_over_replicas(table)
         means, variances, counts = table.split([channels, channels, 1], dim=1)
         total = counts.sum()
@@ -83,7 +81,8 @@ class SynchronisedBatchNorm(TorchCalls):
 
     def sum_over_replicas(self, table: torch.Tensor) -> None:
         """Sum ``table`` over the replicas in place; all get the same bits."""
-        dist.all_reduce(table, group=self._groups[self._ranks])
+        # Not by `torch.distributed.all_reduce`, whose checks take as long as a small message.
+        self._groups[self._ranks].allreduce([table]).wait()
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +149,12 @@ class Normalise(torch.autograd.Function):
         """The gradients; sums over the replicas what flows back through the statistics."""
         x, weight, mean, variance, total = ctx.saved_tensors
         wide = x.to(mean.dtype)
-        factor = scale = (variance + ctx.eps).rsqrt()
-        if weight is not None:
-            factor = scale * weight.to(scale.dtype)
+        scale = (variance + ctx.eps).rsqrt_()
+        weights = torch.ones_like(scale) if weight is None else weight.to(scale.dtype)
+        factor = scale * weights
         # With constant statistics the gradient of x is factor * gradient.
         x_gradient, weight_gradient, bias_gradient = torch.ops.aten.native_batch_norm_backward(
-            *(gradients[0].to(mean.dtype).contiguous(), wide, factor / scale),
+            *(gradients[0].to(mean.dtype).contiguous(), wide, weights),
             *(mean, variance, None, None, False, ctx.eps, [True, True, True]),
         )
         sums = torch.stack([bias_gradient, weight_gradient])
