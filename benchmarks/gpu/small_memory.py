@@ -62,7 +62,7 @@ def state_in_host_memory(setting: Setting) -> Iterator[Row]:
     yield told("2.5", "a step", costs, device_s=other_s, host_s=own_s)
     graph = capture_model(layers(width), batch, loss=nn.MSELoss())
     make: Callable[[Any], AdamW] = lambda p: AdamW(p, lr=1e-4)  # noqa: E731
-    measured = measured_steps(graph, make, setting.device, shares_cores=False)
+    measured = measured_steps(graph, make, setting.device)
     error = abs((measured[1] - measured[0]) * size / (own_s - other_s) - 1)
     row = under("2.5", "what it costs, as profiled, against measured", error, 0.2)
     yield setting.by_device(row)

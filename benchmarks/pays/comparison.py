@@ -165,8 +165,7 @@ def costs_of_ranks(graph: LayerGraph, model: Model) -> tuple[ModelProfile, Clust
     """What layers and links take, measured by all ranks at the same time, as a job does it."""
     cluster = cluster_of(*measure_pairs("cpu"))
     dist.barrier()
-    shared = dist.get_world_size() > CORES
-    own = measure_profile(graph, model.batch(1), repeats=7, shares_cores=shared)
+    own = measure_profile(graph, model.batch(1), repeats=7)
     profiles: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(profiles, own)
     return profile_and_speeds(profiles, cluster)

@@ -166,10 +166,8 @@ def profile_and_plan(
 ) -> tuple[ModelProfile, Plan]:
     """The median of the ranks' profiles, and what the search finds for it, on every rank."""
     module = graph.stage(range(len(graph.layer_names))).module
-    step_s = measure_step_s_per_byte(module, adam, shares_cores=True)
-    own = measure_profile(
-        graph, model.batch(1), repeats=7, step_s_per_byte=step_s, shares_cores=True
-    )
+    step_s = measure_step_s_per_byte(module, adam)
+    own = measure_profile(graph, model.batch(1), repeats=7, step_s_per_byte=step_s)
     profiles: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(profiles, own)
     chosen: list[Any] = [None]

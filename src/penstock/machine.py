@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import resource
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
@@ -75,6 +76,15 @@ def granted_cores(root: Path = ROOT, variables: Mapping[str, str] = os.environ) 
         if limit.isdigit() and period.isdigit():
             granted.append(int(limit) / int(period))
     return min(granted)
+
+
+def core_seconds(root: Path = ROOT) -> tuple[float, float]:
+    """Seconds that this thread has run on a core until now, and that it has waited for one.
+
+    The second is 0 where the system does not count it: it is Linux that does.
+    """
+    counted = text_of(root / "proc" / "thread-self" / "schedstat").split()
+    return (int(counted[0]) / 1e9, int(counted[1]) / 1e9) if counted else (time.thread_time(), 0.0)
 
 
 def free_host_memory(root: Path = ROOT) -> FreeMemory:

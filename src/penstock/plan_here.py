@@ -34,7 +34,7 @@ from penstock.cluster.toml_file import cluster_from_toml, cluster_text
 from penstock.device import check_room, is_gpu, kind_of
 from penstock.errors import BadInput, Infeasible
 from penstock.files import parse_json, read_text, write_text
-from penstock.machine import usable_cores
+from penstock.machine import core_seconds, usable_cores
 from penstock.measure.layer_times import measure_profile, measure_step_s_per_byte
 from penstock.measure.links import (
     Carrier,
@@ -44,6 +44,7 @@ from penstock.measure.links import (
     cluster_of,
     measure_pairs,
 )
+from penstock.measure.machine_load import other_load
 from penstock.measure.same_work import parameters_of
 from penstock.measure.workers import profile_and_speeds
 from penstock.plan.in_words import parallel_words, plan_words
@@ -64,7 +65,7 @@ from penstock.runtime.processes.heartbeat import doing
 from penstock.runtime.processes.world import World, join_world
 from penstock.runtime.tables import Constraints
 from penstock.runtime.update.host_state import HostState
-from penstock.runtime.update.training import made_of, smallest_matrix, state_bytes_of
+from penstock.runtime.update.training import made_of, state_bytes_of
 from penstock.simulate.score import make_score
 from penstock.text import counted, seconds_text
 from penstock.torch_internals import BatchNorm
@@ -212,16 +213,15 @@ def found_plan(problem: PlanningProblem, planner: str) -> tuple[Plan, str]:
 def measured_here(world: World, graph: LayerGraph, batch: Batch, options: Options) -> Costs | None:
     """Profile and cluster of the ranks of ``world``, measured with the model itself."""
 
-    def measured(_: Cluster, shares_cores: bool) -> ModelProfile:
+    def measured(_: Cluster) -> ModelProfile:
         device, sizes = world.device, sizes_to_measure(micro_batches_for(graph))
         return measured_profile(
             graph,
             batch,
             device,
             sizes=sizes,
-            steps_s=measured_steps(graph, options.optimizer, device, shares_cores=shares_cores),
+            steps_s=measured_steps(graph, options.optimizer, device),
             autocast=options.autocast,
-            shares_cores=shares_cores,
         )
 
     if world.rank == 0:
@@ -234,25 +234,33 @@ def measured_here(world: World, graph: LayerGraph, batch: Batch, options: Option
             graph.own_module().to(home)
 
 
-def costs_of_ranks(world: World, measured: Callable[[Cluster, bool], ModelProfile]) -> Costs | None:
+def costs_of_ranks(world: World, measured: Callable[[Cluster], ModelProfile]) -> Costs | None:
     """Profile and cluster of the ranks of ``world``; all must call this, and only rank 0 has them.
 
     All ranks measure at the same time, because they also train at the same time: links first, then
-    layers, by ``measured``. That receives the cluster, and whether ranks share cores.
+    layers, by ``measured``, which receives the cluster.
     """
+    cluster = cluster_alone(world.device)
+    if world.size > 1:
+        cluster = cluster_of(*measured_pairs(world))
+        world.barrier()
+    start = core_seconds()
+    own = world.all_succeed(lambda: measured(cluster))
+    if world.device.type == "cpu":
+        own = replace(own, other_load=load_here(world, start))
     if world.size == 1:
-        cluster = cluster_alone(world.device)
-        return measured(cluster, False), cluster
-    cluster = cluster_of(*measured_pairs(world))
-    world.barrier()
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
-    shares_cores = world.device.type == "cpu" and here > usable_cores()
-    own = world.all_succeed(lambda: measured(cluster, shares_cores))
+        return own, cluster
     received = world.all_gather(json.dumps(profile_to_json(own)))
     if world.rank:
         return None
     profiles = [profile_from_json(json.loads(found), "a rank's profile") for found in received]
     return profile_and_speeds(profiles, cluster)
+
+
+def load_here(world: World, start: tuple[float, float]) -> float:
+    """The share by which work of this rank took longer since ``start``, for other programs."""
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
+    return other_load(start, core_seconds(), here, usable_cores())
 
 
 def measured_pairs(world: World) -> tuple[list[Member], dict[tuple[int, int], MeasuredLink]]:
@@ -277,7 +285,6 @@ def measured_profile(
     sizes: Sequence[int],
     steps_s: Sequence[float],
     autocast: torch.dtype | None,
-    shares_cores: bool,
 ) -> ModelProfile:
     """The profile that this rank measures, alone or beside others, for these micro-batches.
 
@@ -291,14 +298,13 @@ def measured_profile(
         device=device,
         autocast=autocast,
         step_s_per_byte=steps_s[0],
-        shares_cores=shares_cores,
     )
     tokens = tokens_per_sample(graph.batch_leaves(batch))
     return replace(found, host_step_s_per_byte=steps_s[1], tokens_per_sample=tokens)
 
 
 def measured_steps(
-    graph: LayerGraph, optimizer: MakeOptimizer | None, device: torch.device, *, shares_cores: bool
+    graph: LayerGraph, optimizer: MakeOptimizer | None, device: torch.device
 ) -> tuple[float, float]:
     """Seconds of an optimizer's step for each byte of parameters: on a device, in host memory.
 
@@ -316,7 +322,7 @@ def measured_steps(
         return made_of(optimizer, [(names.get(parameter, ""), parameter) for parameter in those])
 
     with with_values([module], device):
-        timed = partial(measure_step_s_per_byte, module, make, shares_cores=shares_cores)
+        timed = partial(measure_step_s_per_byte, module, make)
         on_device = timed()
         if not is_gpu(device):
             return on_device, 0.0
@@ -370,4 +376,4 @@ def state_of(make: MakeOptimizer | None, graph: LayerGraph) -> tuple[float, str]
     """The bytes that an optimizer keeps for each byte of parameters, and its kind in words."""
     if make is None:
         return 0.0, "none"
-    return state_bytes_of(make, *smallest_matrix(graph.program.named_parameters()))
+    return state_bytes_of(make, graph.program.named_parameters())

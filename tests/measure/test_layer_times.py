@@ -47,6 +47,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> type[Clock]:
     """What the stopwatch looks at instead of the machine's clock."""
     monkeypatch.setattr("penstock.measure.clock.time", SimpleNamespace(perf_counter=Clock.look))
+    monkeypatch.setattr("penstock.measure.clock.core_seconds", lambda: (0.0, 0.0))
     monkeypatch.setattr(Clock, "look_s", 0.0)
     return Clock
 

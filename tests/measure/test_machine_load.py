@@ -1,53 +1,70 @@
-"""A machine that was busy while it was measured is told, with what shows it."""
+"""Other programs on the machine: they lengthen no measured time, and are counted by themselves."""
 
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 
-from penstock.measure.machine_load import LoadWatch
+from penstock.machine import core_seconds
+from penstock.measure import clock
+from penstock.measure.machine_load import Spread, other_load
 from penstock.measure.workers import median_profile
 from penstock.profile.model_profile import ModelProfile
 
 
-def watched(load: float, switches: int, slowest: float, shares_cores: bool = False) -> LoadWatch:
-    """Ten seconds on two cores; one layer of 1 s, and a tiny one, whose times always vary."""
-    told = iter([(load, 100, 0.0), (9.0, 100 + switches, 10.0)])
-    watch = LoadWatch(2, shares_cores, lambda: next(told))
-    watch.add([1.0, slowest, 1.01])
-    watch.add([1e-6, 9e-6])
-    return watch
+@pytest.mark.parametrize(("slowest", "warning"), [(1.4, ""), (3.0, "times vary by x 3;")])
+def test_times_that_vary_are_not_to_be_trusted(slowest: float, warning: str) -> None:
+    """One layer of 1 s, and a tiny one, whose times always vary."""
+    spread = Spread()
+    spread.add([1.0, slowest, 1.01])
+    spread.add([1e-6, 9e-6])
+    assert warning in "".join(spread.warnings()) and bool(spread.warnings()) == bool(warning)
+
+
+def test_what_one_of_several_workers_saw_is_in_the_profile(small_profile: ModelProfile) -> None:
+    busy = replace(small_profile, notes=("unsteady",), other_load=0.5)
+    merged = median_profile([small_profile, busy, replace(busy, other_load=0.25)])
+    assert merged.notes == ("unsteady",) and merged.other_load == 0.25
 
 
 @pytest.mark.parametrize(
-    ("watch", "warning"),
-    [
-        (watched(0.3, 20, 1.2), ""),
-        (watched(1.9, 400, 1.4), ""),
-        (watched(4.2, 20, 1.02), ""),
-        (watched(4.2, 20, 1.04, shares_cores=True), ""),
-        (watched(0.3, 5000, 1.4, shares_cores=True), ""),
-        (
-            watched(4.2, 20, 3.0),
-            "machine busy (load 4.2 on 2 cores), times vary by x 3; measure again while nothing "
-            "else runs",
-        ),
-        (
-            watched(0.3, 1800, 1.2),
-            "machine busy (load 0.3 on 2 cores, 180 involuntary switches a second), times vary by "
-            "x 1.2; measure again while nothing else runs",
-        ),
-        (
-            watched(0.3, 20, 2.0),
-            "unsteady (load 0.3 on 2 cores), times vary by x 2; measure again while nothing "
-            "else runs",
-        ),
-    ],
+    ("waited_s", "workers", "load"),
+    [(0.0, 1, 0.0), (5.0, 2, 0.5), (10.0, 4, 0.0), (15.0, 4, 0.25), (2.0, 4, 0.0)],
 )
-def test_a_busy_machine_is_told(watch: LoadWatch, warning: str) -> None:
-    assert "".join(watch.warnings()) == warning
-    assert str(watch) in warning or not warning
+def test_workers_that_share_cores_wait_for_one_another(
+    waited_s: float, workers: int, load: float
+) -> None:
+    assert other_load((1.0, 2.0), (11.0, 2.0 + waited_s), workers, cores=2) == load
 
 
-def test_what_one_of_several_workers_saw_is_told(small_profile: ModelProfile) -> None:
-    busy = replace(small_profile, notes=("machine busy",))
-    assert median_profile([small_profile, busy, small_profile]).notes == ("machine busy",)
+def test_a_thread_that_has_not_run_has_no_load() -> None:
+    assert other_load((1.0, 2.0), (1.0, 3.0), 1, 1) == 0.0
+
+
+def test_the_kernel_counts_the_seconds_of_a_thread(tmp_path: Path) -> None:
+    assert core_seconds(tmp_path) == (pytest.approx(time.thread_time(), abs=0.1), 0.0)
+    (tmp_path / "proc" / "thread-self").mkdir(parents=True)
+    (tmp_path / "proc" / "thread-self" / "schedstat").write_text("1500000000 250000000 7\n")
+    assert core_seconds(tmp_path) == (1.5, 0.25)
+
+
+def test_seconds_of_waiting_for_a_core_are_not_those_of_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The work takes three seconds, in one of which another program has the core."""
+    now_s, waited_s = 10.0, 4.0
+
+    def work() -> None:
+        nonlocal now_s, waited_s
+        now_s, waited_s = now_s + 3, waited_s + 1
+
+    class Time:
+        perf_counter = staticmethod(lambda: now_s)
+
+    monkeypatch.setattr(clock, "time", Time)
+    monkeypatch.setattr(clock, "core_seconds", lambda: (0.0, waited_s))
+    cpu = torch.device("cpu")
+    assert clock.work_s(cpu)(work) == 2.0
+    assert clock.work_s(cpu, with_waits=True)(work) == 3.0

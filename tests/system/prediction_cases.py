@@ -45,7 +45,7 @@ def costs_and_steps() -> tuple[list[tuple[ModelProfile, float]], float]:
 
     def costs() -> tuple[ModelProfile, float]:
         sizes = (ROWS // 2, ROWS)
-        profile = measure_profile(graph, batch, batch_sizes=sizes, shares_cores=True)
+        profile = measure_profile(graph, batch, batch_sizes=sizes)
         sums_s: list[float] = []
         for _ in range(SUMS):
             # As in a step, where a rank computes between two sums.

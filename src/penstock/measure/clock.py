@@ -12,23 +12,32 @@ from typing import TypeAlias
 import torch
 
 from penstock.device import flush_cache, hold, is_gpu, timing_mark, wait_for
+from penstock.machine import core_seconds
 
 
 class HostStopwatch:
-    """A stopwatch that runs a piece of work and returns its seconds by the clock ``now``."""
+    """A stopwatch that runs a piece of work and returns its seconds.
 
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
+    Those in which this thread waited for a core, which others had, count only ``with_waits``.
+    """
+
+    def __init__(self, *, with_waits: bool) -> None:
+        self._with_waits = with_waits
 
     def __call__(self, work: Callable[[], object]) -> float:
         """Run ``work`` once; its seconds."""
         self.restart()
         work()
-        return self._now() - self._start_s
+        seconds = time.perf_counter() - self._start_s
+        return seconds - (self._waited_s() - self._start_waited_s)
 
     def restart(self) -> None:
         """Drop the seconds that the work which is running has taken until now."""
-        self._start_s = self._now()
+        self._start_waited_s = self._waited_s()
+        self._start_s = time.perf_counter()
+
+    def _waited_s(self) -> float:
+        return 0.0 if self._with_waits else core_seconds()[1]
 
 
 FIRST_HOLD_S, LONGEST_HOLD_S = 0.005, 0.05
@@ -73,19 +82,17 @@ Stopwatch: TypeAlias = HostStopwatch | GpuStopwatch
 def work_s(
     device: torch.device,
     *,
-    shares_cores: bool = False,
+    with_waits: bool = False,
     ahead: bool = False,
     launches: bool = True,
 ) -> Stopwatch:
-    """A stopwatch for work on ``device``: by the wall clock, by CPU time, or by a GPU's own.
+    """A stopwatch for work on ``device``, by the clock of the host or of a GPU.
 
-    If processes share too few cores (``shares_cores``), the wall clock would also count the time
-    that a process waits for a core. CPU time does not, but includes the slow-down by shared caches,
-    and the work must use one thread. ``ahead`` and ``launches`` are those of `GpuStopwatch`.
+    ``with_waits`` is that of `HostStopwatch`, ``ahead`` and ``launches`` those of `GpuStopwatch`.
     """
     if is_gpu(device):
         return GpuStopwatch(device, ahead=ahead, launches=launches)
-    return HostStopwatch(lambda: time.process_time() if shares_cores else time.perf_counter())
+    return HostStopwatch(with_waits=with_waits)
 
 
 WARM_UP_S = 0.5

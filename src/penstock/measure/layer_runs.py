@@ -25,14 +25,10 @@ from penstock.torch_internals import TorchDispatchMode, pytree, storage_id
 
 @dataclass(frozen=True)
 class RunSettings:
-    """The device of layers, and the type of their matrix products (None: that of the parameters).
-
-    ``shares_cores``: more processes measure at once than there are cores.
-    """
+    """The device of layers, and the type of matrix products (None: that of the parameters)."""
 
     device: torch.device
     autocast: torch.dtype | None = None
-    shares_cores: bool = False
 
     def precision(self) -> AbstractContextManager[object]:
         """The autocast context of a forward."""
@@ -107,7 +103,7 @@ class LayerRun:
     @cached_property
     def stopwatch(self) -> Stopwatch:
         """The stopwatch for this layer alone."""
-        return work_s(self.settings.device, shares_cores=self.settings.shares_cores, ahead=True)
+        return work_s(self.settings.device, ahead=True)
 
 
 def programs_of(graph: LayerGraph) -> list[StageProgram]:

@@ -19,7 +19,6 @@ from penstock.capture.record.stand_ins import is_on_meta
 from penstock.capture.record.torch_calls import CountedNorms
 from penstock.device import allocated_bytes, begin_peak, keep_freed_memory, kind_of, peak_bytes
 from penstock.errors import BadInput
-from penstock.machine import usable_cores
 from penstock.measure.affine_fit import fit_affine, whole_bytes
 from penstock.measure.clock import warm_up, work_s
 from penstock.measure.layer_runs import (
@@ -32,7 +31,7 @@ from penstock.measure.layer_runs import (
     undisturbed,
     walk,
 )
-from penstock.measure.machine_load import LoadWatch
+from penstock.measure.machine_load import Spread
 from penstock.measure.same_work import edges_of, parameters_of, work_of
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
 from penstock.runtime.stage.batch_norm import SynchronisedBatchNorm
@@ -132,7 +131,6 @@ def measure_profile(
     device: torch.device | str = "cpu",
     autocast: torch.dtype | None = None,
     step_s_per_byte: float = 0.0,
-    shares_cores: bool = False,
 ) -> ModelProfile:
     """Time every layer of ``graph`` and count its bytes, on the rows of ``batch``.
 
@@ -146,13 +144,13 @@ def measure_profile(
     stage. A model that the device's memory does not hold so is not run as a whole, nor one on the
     meta device: its layers are on the device one at a time, those on meta with made-up values.
 
-    Parameters, buffers, gradients and random state are restored. ``shares_cores``: more processes
-    measure at once than there are cores; then CPU time is measured instead of wall-clock time.
+    Parameters, buffers, gradients and random state are restored. Times are those of an idle
+    machine: those in which this thread waits for a core do not count.
 
     Raises:
         BadInput: fewer than one repeat, or a batch size below 1.
     """
-    settings = RunSettings(torch.device(device), autocast, shares_cores)
+    settings = RunSettings(torch.device(device), autocast)
     measured = partial(measure, graph, batch, batch_sizes, repeats, step_s_per_byte, settings)
     if not is_on_meta(graph.own_module()):
         with suppress(torch.OutOfMemoryError):
@@ -172,9 +170,9 @@ def measure(
     lends: bool = False,
 ) -> ModelProfile:
     """The profile, of a model that is on the device as a whole unless ``lends`` (see `walk`)."""
-    device, shares_cores = settings.device, settings.shares_cores
+    device = settings.device
     keep_freed_memory(device)  # as the engine does that will run the layers
-    with undisturbed(graph, settings.device) as graph:
+    with undisturbed(graph, device) as graph:
         leaves = [leaf.to(device) for leaf in graph.batch_leaves(batch)]
         batch_size = leaves[0].shape[0]
         quarters = {max(1, batch_size // 4), max(1, batch_size // 2), batch_size}
@@ -186,7 +184,7 @@ def measure(
             )
         programs = programs_of(graph)
         one, more = None, PassSeconds(0.0, 0.0)
-        watch = LoadWatch(usable_cores(), shares_cores)
+        spread = Spread()
         notes = [LAYERS_ALONE] if lends and not is_on_meta(graph.own_module()) else []
         middle = resized(leaves, sorted(sizes)[len(sizes) // 2])
         warm_up(device)
@@ -196,9 +194,9 @@ def measure(
             several = whole_model(graph, min(STAGES, len(programs)))
             more = time_further_stage(one, several, middle, repeats, settings)
         found = [
-            layer_times(programs, (one, more), leaves, n, repeats, settings, watch) for n in sizes
+            layer_times(programs, (one, more), leaves, n, repeats, settings, spread) for n in sizes
         ]
-        notes += watch.warnings()
+        notes += spread.warnings()
         sizes_of = partial(layer_sizes, graph, programs, settings=settings, lends=lends)
         costs = [
             list(zip(at, sizes_of(resized(leaves, n)), strict=True))
@@ -214,9 +212,8 @@ def measure(
         step_s_per_byte=step_s_per_byte,
         stage_forward_s=more.forward_s,
         stage_backward_s=more.backward_s,
-        source=f"measured on {settings.device.type}, {counted(torch.get_num_threads(), 'thread')}, "
-        f"{'CPU' if shares_cores else 'wall-clock'} times, {watch}",
-        device=kind_of(settings.device),
+        source=f"measured on {device.type}, {counted(torch.get_num_threads(), 'thread')}",
+        device=kind_of(device),
         notes=tuple(notes),
     )
 
@@ -279,7 +276,7 @@ def layer_times(
     samples: int,
     repeats: int,
     settings: RunSettings,
-    watch: LoadWatch,
+    spread: Spread,
 ) -> list[PassSeconds]:
     """The seconds of the layers at one batch size, adding up to those of the model in one stage.
 
@@ -299,7 +296,7 @@ def layer_times(
         # as in every micro-batch of a step except the first.
         with without_collecting():
             times = [time_once(run) for _ in range(repeats + 1)][1:]
-        watch.add([t.forward_s + t.backward_s for t in times])
+        spread.add([t.forward_s + t.backward_s for t in times])
         measured.setdefault(works[-1], []).extend(times)
         return run.forward()
 
@@ -387,7 +384,7 @@ def time_stages(
     Forwards and backwards take turns as in a pipeline, where each finds in the caches what the
     other has left there: F F B F B B.
     """
-    seconds_of = work_s(settings.device, shares_cores=settings.shares_cores)
+    seconds_of = work_s(settings.device)
     made: deque[list[Differentiated]] = deque()
     forward_s = backward_s = 0.0
 
@@ -482,7 +479,6 @@ def measure_step_s_per_byte(
     optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer],
     *,
     repeats: int = 5,
-    shares_cores: bool = False,
     in_place: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> float:
     """Seconds of all that a training step does once, per byte of parameters.
@@ -507,7 +503,7 @@ def measure_step_s_per_byte(
         with in_place():
             stepper.step()
 
-    seconds_of = work_s(parameters[0].device, shares_cores=shares_cores)
+    seconds_of = work_s(parameters[0].device)
     seconds = [seconds_of(step) for _ in range(repeats + 1)]
     with torch.no_grad():
         for parameter, value, gradient in zip(parameters, values, kept, strict=True):

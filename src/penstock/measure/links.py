@@ -238,7 +238,7 @@ def measured_sum_step(carrier: Carrier) -> float:
     if ranks == 1:
         return 0.0
     numbers = torch.zeros(SUMMED, device=carrier.memory)
-    seconds_of = work_s(carrier.memory)
+    seconds_of = work_s(carrier.memory, with_waits=True)
 
     def sums() -> None:
         for _ in range(SUMS):

@@ -32,6 +32,7 @@ OFTEN_EMPTY = (
     "whole_loss",
     "recomputes",
     "host_step_s_per_byte",
+    "other_load",
     "tokens_per_sample",
     "flops_per_sample",
     "by_length",

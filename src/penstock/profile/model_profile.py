@@ -245,9 +245,10 @@ class ModelProfile(Table):
     ``stage_forward_s`` or ``stage_backward_s`` beyond the sum of its layers (at speed 1;
     simulations count it, planners' own estimates do not). Each sum of batch norm's statistics over
     replicas takes ``statistics_s`` beyond its message, for small operators whose start takes longer
-    than their work. ``source`` says where the numbers come from: which clock, what load.
-    ``device`` is the name of the device model that they hold for, if known. ``notes`` say what
-    people should know before they trust the numbers, in a line each.
+    than their work. All times are those of an idle machine; while they were measured, work took
+    longer by the share ``other_load`` because of other programs. ``source`` says where the numbers
+    come from. ``device`` is the name of the device model that they hold for, if known. ``notes``
+    say what people should know before they trust the numbers, in a line each.
 
     If batches have different lengths, ``by_length`` has the costs of each, from short to long. Then
     times and edges are means over all batches, and saved bytes those of the longest batch.
@@ -272,6 +273,7 @@ class ModelProfile(Table):
     stage_forward_s: float = 0.0
     stage_backward_s: float = 0.0
     statistics_s: float = 1e-4
+    other_load: float = 0.0
     source: str = "unknown"
     device: str = ""
     by_length: tuple[LengthCosts, ...] = ()
@@ -394,7 +396,8 @@ def check_profile(profile: ModelProfile) -> None:
         raise BadInput(f"profile '{profile.name}': batch_size {profile.batch_size} must be >= 1")
     rates = ("tokens_per_sample", "flops_per_sample")
     steps = ("step_s_per_byte", "host_step_s_per_byte")
-    for figure in (*steps, "stage_forward_s", "stage_backward_s", "statistics_s", *rates):
+    stages = ("stage_forward_s", "stage_backward_s", "statistics_s", "other_load")
+    for figure in (*steps, *stages, *rates):
         check_number(profile, figure, getattr(profile, figure))
     for index, layer in enumerate(profile.layers):
         affine = ("forward_s", "backward_input_s", "backward_weight_s")

@@ -78,7 +78,6 @@ from penstock.runtime.update.training import (
     Steps,
     StreamedSteps,
     Training,
-    smallest_matrix,
     state_bytes_of,
     stepped_together,
 )
@@ -262,7 +261,7 @@ class Pipeline:
         from penstock.runtime.update.host_state import HostState, check_host_room
 
         parameters = [parameter for _, parameter in named]
-        check_host_room(self._world, parameters, state_bytes_of(make, *smallest_matrix(named))[0])
+        check_host_room(self._world, parameters, state_bytes_of(make, named)[0])
         return HostState(parameters)
 
     def _check_own_model(self) -> None:

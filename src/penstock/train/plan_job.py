@@ -122,7 +122,9 @@ def predict(job: Job, plan: Plan, problem: PlanningProblem) -> Prediction:
     Without a flush it is the time in the steady state. Where pipelines train alone, it has its
     share of a meeting. With ``accumulate``, replicas are summed only after the last batch; here
     that is counted for each. Its devices are the workers, also where the plan has tensor groups.
+    Other programs slow them down as while the profile was measured.
     """
+    problem = beside_other_programs(problem)
     place = "host" if job.constraints.state_on == "host" else plan.state_on
     grouped, own = on_groups(plan, problem.with_state_on(place))
     whole = without_groups(grouped)
@@ -143,6 +145,16 @@ def predict(job: Job, plan: Plan, problem: PlanningProblem) -> Prediction:
     several = simulated(iterations=STEADY_ITERATIONS)
     peaks = several.peak_memory_bytes
     return replace(prediction, iteration_s=several.steady_s, peak_memory_bytes=peaks)
+
+
+def beside_other_programs(problem: PlanningProblem) -> PlanningProblem:
+    """The problem with devices as slow as other programs made them while they were measured."""
+    cluster, slower = problem.cluster, 1 + problem.profile.other_load
+    hosts = tuple(
+        replace(host, devices=tuple(replace(one, speed=one.speed / slower) for one in host.devices))
+        for host in cluster.hosts
+    )
+    return replace(problem, cluster=replace(cluster, hosts=hosts))
 
 
 def predict_step(

@@ -222,11 +222,11 @@ def estimated_profile(job: Job, graph: LayerGraph, device: str) -> ModelProfile:
     return profile_by(job, graph, estimated)
 
 
-def measure_job(job: Job, device: str, *, shares_cores: bool = False) -> ModelProfile:
+def measure_job(job: Job, device: str) -> ModelProfile:
     """The profile that this process measures, alone or beside other processes."""
     graph, own = build_and_capture(job), torch.device(device)
     make = optimizer_factory(job.optimizer)
-    steps_s = measured_steps(graph, make, own, shares_cores=shares_cores)
+    steps_s = measured_steps(graph, make, own)
 
     def measured(batch: Batch) -> ModelProfile:
         with types_compared(job, graph, batch):
@@ -237,7 +237,6 @@ def measure_job(job: Job, device: str, *, shares_cores: bool = False) -> ModelPr
                 sizes=sizes_to_measure(job.micro_batch_choices()),
                 steps_s=steps_s,
                 autocast=job.autocast_dtype(),
-                shares_cores=shares_cores,
             )
 
     return profile_by(job, graph, measured)
@@ -294,8 +293,8 @@ def profile_by(
 def cost_job(world: World, job: Job, device: str) -> PlanningProblem | None:
     """The planning problem of the ranks of ``world``, as `costs_of_ranks`."""
 
-    def measured(cluster: Cluster, shares_cores: bool) -> ModelProfile:
-        profile = measure_job(job, device, shares_cores=shares_cores)
+    def measured(cluster: Cluster) -> ModelProfile:
+        profile = measure_job(job, device)
         return with_measured_groups(profile, job, cluster, device) if world.size > 1 else profile
 
     costs = costs_of_ranks(world, measured)

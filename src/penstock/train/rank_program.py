@@ -37,7 +37,6 @@ from penstock.errors import (
 )
 from penstock.files import json_text, write_text
 from penstock.machine import processor_name, usable_cores, usable_memory_bytes
-from penstock.measure.machine_load import busy_beside
 from penstock.plan.in_words import plan_words
 from penstock.plan.json_file import read_plan
 from penstock.plan.plan import Plan
@@ -71,6 +70,7 @@ from penstock.train.profile_job import check_device, cluster_for, cost_job
 from penstock.train.run_directory import RunDirectory, latest_run, new_run
 from penstock.train.train_request import Log, TrainRequest, TrainResult
 from penstock.train.training_loop import (
+    LEAST_LOAD,
     TOLD,
     WARM_UP_STEPS,
     JobRun,
@@ -409,6 +409,9 @@ def planned_part(run: JobRun, costs: PlanningProblem | None, given: Plan | None)
         other = other_words(job, plan, costs)
     write_timeline(prediction.timeline, directory.path / "predicted.json")
     step = f"predicted {seconds_text(prediction.iteration_s)} a step"
+    if costs.profile.other_load > LEAST_LOAD:
+        longer = f"{100 * costs.profile.other_load:.0f} % longer"
+        step += f", beside other programs, with which work takes {longer}"
     idle = 0 if request.plan else run.world.size - len(plan.ranks)
     waits = f"{counted(idle, 'worker')} would not make it faster and will wait" if idle else ""
     run.say("; ".join(filter(None, (f"plan: {plan_words(plan, 'worker')}", step, other, waits))))
@@ -422,6 +425,7 @@ def planned_part(run: JobRun, costs: PlanningProblem | None, given: Plan | None)
         loads_weights=not needless,
         timeline=prediction.timeline,
         by_length=by_length,
+        other_load=costs.profile.other_load,
     )
 
 
@@ -521,15 +525,10 @@ def finish(run: JobRun, part: RunPart, trained: TrainedPart, peaks: Sequence[flo
     if result.drift:
         again = f"--resume --out {directory.path} --plan PLAN"
         run.say(f"{result.drift[0]}; measure and plan again, and continue with {again}")
-    here, load = int(os.environ.get("LOCAL_WORLD_SIZE", run.world.size)), os.getloadavg()[0]
-    error = result.predicted_s / result.measured_s - 1
-    busy = busy_beside(here, usable_cores(), load, error)
-    if busy:
-        run.say(busy)
     numbers = asdict(result)
     always = ("steps", "loss", "samples_per_s", "predicted_s", "measured_s")
     where_any = {
-        "busy": busy,
+        "busy": result.busy,
         "data_ended_after": result.steps if trained.data_ended else 0,
         **{key: list(numbers[key]) for key in ("tried", "drift", "left_out_steps", "by_length")},
     }
@@ -541,7 +540,7 @@ def finish(run: JobRun, part: RunPart, trained: TrainedPart, peaks: Sequence[flo
         "workers": run.world.size,
         "predicted_peak_memory_bytes": list(part.peaks),
         "measured_peak_memory_bytes": [peaks[rank] for rank in plan.ranks],
-        "circumstances": asdict(replace(run.circumstances, load_during=load)),
+        "circumstances": asdict(replace(run.circumstances, load_during=os.getloadavg()[0])),
         **{key: numbers[key] for key in always},
         **{key: value for key, value in where_any.items() if value},
     }

@@ -4,7 +4,7 @@ import math
 import signal
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, islice
@@ -16,8 +16,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from penstock.errors import BadInput, LossNotFinite
+from penstock.machine import core_seconds
 from penstock.plan.ordering import updates_per_batch
 from penstock.plan.plan import Plan
+from penstock.plan_here import load_here
 from penstock.report.record import Circumstances
 from penstock.runtime.batch_needs import BatchNeeds
 from penstock.runtime.callbacks import Callback, keep_best, stop_early
@@ -31,7 +33,7 @@ from penstock.runtime.tables import Constraints
 from penstock.runtime.trackers import track
 from penstock.runtime.user_metrics import Evaluation
 from penstock.simulate.by_length import LengthPrediction
-from penstock.text import counted
+from penstock.text import counted, seconds_text
 from penstock.timeline.drift import DriftWatch
 from penstock.timeline.timeline import Timeline
 from penstock.train.job import Job
@@ -95,7 +97,7 @@ class RunPart:
     """A part of a run in which all ranks follow one plan, from the first step or a checkpoint.
 
     ``peaks`` are the predicted bytes of each worker. Only rank 0 has the predicted ``timeline`` of
-    a step, and ``by_length`` where batches have lengths.
+    a step, ``by_length`` where batches have lengths, and the profile's ``other_load``.
     """
 
     plan: Plan
@@ -105,6 +107,7 @@ class RunPart:
     loads_weights: bool = True
     timeline: Timeline | None = None
     by_length: tuple[LengthPrediction, ...] = ()
+    other_load: float = 0.0
 
 
 def pipeline_of(job: Job, plan: Plan, device: str, timeout_s: float = LIMIT_S) -> Pipeline:
@@ -148,6 +151,29 @@ def train_part(run: JobRun, part: RunPart, termination: "Termination") -> "Train
         return trained
 
 
+COMPARED_STEPS = 10
+"""After this number of steps of a part their median is compared with the prediction."""
+
+LARGEST_ERROR, LEAST_LOAD = 0.15, 0.05
+"""The error of a prediction that is worth a line: that of the worst of the recorded runs
+(`benchmarks/prediction`). And the share by which other programs must slow down to be a reason."""
+
+
+def changed_load(before: float, now: Sequence[float]) -> str:
+    """The most that other programs slow a rank down, and the usual slow-down before, in words.
+
+    Empty if there are no other programs, now or before. Each load is as
+    `penstock.measure.machine_load.other_load`.
+
+    >>> changed_load(0.0, [0.01, 0.4])
+    'other programs make work take up to 40 % longer (0 % while it was measured)'
+    """
+    if max(before, *now) < LEAST_LOAD:
+        return ""
+    longer, measured = f"{100 * max(now):.0f} % longer", f"{100 * before:.0f} %"
+    return f"other programs make work take up to {longer} ({measured} while it was measured)"
+
+
 class TrainedPart:
     """A part of a run while it is trained, and its measurements.
 
@@ -157,7 +183,7 @@ class TrainedPart:
     """
 
     def __init__(self, run: JobRun, part: RunPart, pipe: Pipeline) -> None:
-        self._run, self._job, self._pipe = run, run.job, pipe
+        self._run, self._part, self._job, self._pipe = run, part, run.job, pipe
         self.start = pipe.load(run.directory.checkpoints) if part.resumes else 0
         self.memory = MeasuredMemory()
         self.data_ended = False
@@ -167,6 +193,7 @@ class TrainedPart:
         self._lengths = dict[int, Mapping[str, int]]()
         self._seconds = list[float]()
         self._timelines = deque[tuple[float, Timeline]](maxlen=2 * SAMPLED_TIMELINES)
+        self._start, self._busy = core_seconds(), ""
         self._watch = DriftWatch(part.timeline or Timeline((), 0), run.job.accumulate)
         first = pipe.rank == 0
         self._records = Records(run.directory, self.start, writes=first)
@@ -205,6 +232,8 @@ class TrainedPart:
             self._left_out.add(step)
             self._display.note(f"step {step} was left out: {metrics.non_finite}")
         self._seconds.append(metrics.seconds)
+        if len(self._seconds) == COMPARED_STEPS:
+            self._compare()
         # Timelines: 20 or more a run, the last step's, none in the warm-up.
         steps, taken = self._job.steps, step - self.start
         every = max(1, min((steps - self.start) // SAMPLED_TIMELINES, LONGEST_UNSAMPLED))
@@ -217,6 +246,18 @@ class TrainedPart:
         verified = str(pipe.verified) if pipe.verified is not None and step == 1 else ""
         records.step(metrics, verified, self._lengths.pop(step))
         self._display.step(step, metrics)
+
+    def _compare(self) -> None:
+        """Print a line if the steps until now are far from the prediction, and why that is."""
+        world, part = self._run.world, self._part
+        loads = world.all_gather(load_here(world, self._start))
+        measured_s = median(self._steady)
+        if part.by_length or not part.step_s or abs(part.step_s / measured_s - 1) < LARGEST_ERROR:
+            return
+        self._busy = changed_load(part.other_load, loads)
+        why = self._busy or "nothing else used these cores; measure again (constraints.remeasure)"
+        took, predicted = seconds_text(measured_s), seconds_text(part.step_s)
+        self._display.note(f"steps take {took}, predicted were {predicted}: {why}")
 
     def _act(self) -> None:
         """Evaluate, save or pause, where one of them is due."""
@@ -341,6 +382,7 @@ class TrainedPart:
             verified=before.verified or str(self._pipe.verified or ""),
             left_out_steps=tuple(sorted({*before.left_out_steps, *self._left_out})),
             drift=tuple(map(str, self._watch.drifts)),
+            busy=self._busy or before.busy,
             paused=self._pipe.stopping == PAUSE,
         )
 

@@ -89,11 +89,16 @@ def made_of(make: MakeOptimizer, parameters: Sequence[tuple[str, nn.Parameter]])
     return made
 
 
-def state_bytes_of(make: MakeOptimizer, name: str, like: torch.Tensor) -> tuple[float, str]:
-    """The bytes that an optimizer keeps for each byte of ``like``, and its kind in words.
+def state_bytes_of(
+    make: MakeOptimizer, named: Iterable[tuple[str, torch.Tensor]]
+) -> tuple[float, str]:
+    """The bytes that an optimizer keeps for each byte of parameters, and its kind in words.
 
-    It steps a parameter of these values, which is restored.
+    It steps the smallest trained matrix, which is restored, or a small one of ones.
     """
+    trained = [(n, p) for n, p in named if p.requires_grad and p.dim() > 1]
+    unnamed = "", torch.ones(2, 2)
+    name, like = min(trained, key=lambda own: own[1].numel(), default=unnamed)
     is_own = isinstance(like, nn.Parameter) and not like.is_meta
     parameter: Any = like if is_own else nn.Parameter(torch.ones(like.shape, dtype=like.dtype))
     value, gradient = parameter.detach().clone(), parameter.grad
@@ -110,12 +115,6 @@ def state_bytes_of(make: MakeOptimizer, name: str, like: torch.Tensor) -> tuple[
         parameter.grad = gradient
     kept = [v.nbytes for v in state.values() if isinstance(v, torch.Tensor) and v.dim()]
     return sum(kept) / parameter.nbytes, type(made).__name__
-
-
-def smallest_matrix(named: Iterable[tuple[str, torch.Tensor]]) -> tuple[str, torch.Tensor]:
-    """The smallest trained matrix, with its name; a small one of ones where there is none."""
-    trained = [(n, p) for n, p in named if p.requires_grad and p.dim() > 1]
-    return min(trained, key=lambda own: own[1].numel(), default=("", torch.ones(2, 2)))
 
 
 @dataclass(frozen=True, slots=True)
