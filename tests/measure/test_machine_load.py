@@ -1,5 +1,8 @@
 """Other programs on the machine: they lengthen no measured time, and are counted by themselves."""
 
+import os
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -48,6 +51,24 @@ def test_the_kernel_counts_the_seconds_of_a_thread(tmp_path: Path) -> None:
     (tmp_path / "proc" / "thread-self").mkdir(parents=True)
     (tmp_path / "proc" / "thread-self" / "schedstat").write_text("1500000000 250000000 7\n")
     assert core_seconds(tmp_path) == (1.5, 0.25)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts it")
+def test_beside_a_busy_program_half_of_the_time_is_waited_and_not_measured() -> None:
+    """Both on one core. The work takes a known CPU time, and as much again by the wall clock."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        before, cpu_s = core_seconds(), time.thread_time()
+        seconds = clock.work_s(torch.device("cpu"))(lambda: sum(range(20_000_000)))
+        cpu_s = time.thread_time() - cpu_s
+    finally:
+        busy.kill()
+        busy.wait()
+        os.sched_setaffinity(0, cores)
+    assert seconds == pytest.approx(cpu_s, rel=0.1)
+    assert other_load(before, core_seconds(), 1, 1) > 0.5
 
 
 def test_seconds_of_waiting_for_a_core_are_not_those_of_work(

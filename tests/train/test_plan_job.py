@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from penstock.cluster.cluster import Cluster
 from penstock.plan.in_words import plan_words
 from penstock.plan.plan import Plan, Stage
@@ -26,6 +28,23 @@ def test_data_parallelism_is_predicted_beside_a_pipeline(
     words = other_words(job, half, problem_of(job, small_profile, two))
     assert words == f"DDP over 2 workers would take {seconds_text(step_s)}"
     assert other_words(job, alike, problem_of(job, small_profile, two)) == ""
+
+
+def test_other_programs_slow_a_predicted_step_down(
+    small_profile: ModelProfile, small_cluster: Cluster
+) -> None:
+    """The whole model on one device: its step is all work."""
+    job = replace(FREE, batch_size=12, micro_batch_sizes=(12,))
+    plan = Plan((Stage(range(8), (0,), (12,)),), 1, 12, "1f1b")
+    idle_s, busy_s = (
+        predict(
+            job,
+            plan,
+            problem_of(job, replace(small_profile, other_load=load), small_cluster.first(1)),
+        ).iteration_s
+        for load in (0.0, 0.5)
+    )
+    assert busy_s == pytest.approx(1.5 * idle_s)
 
 
 def test_data_parallelism_without_room_is_no_choice(
