@@ -6,6 +6,7 @@ too.
 """
 
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -18,8 +19,15 @@ from typing import Any
 
 from penstock.errors import BadInput, shortened
 
-IMPORTED_ONCE = ("penstock.runtime.processes.launch", "penstock.runtime.pipeline")
-"""The modules that the server imports; they must start no threads and use no devices."""
+IMPORTED_ONCE = (
+    "penstock.runtime.processes.launch",
+    "penstock.runtime.pipeline",
+    "torch._dynamo.utils",
+)
+"""The modules that the server imports; they must start no threads and use no devices.
+
+Optimizers import torch's compiler, which takes seconds; without it here, each worker would.
+"""
 
 SOCKET_FOLDER = "PENSTOCK_SOCKET_FOLDER"
 """Environment variable with the process that starts the server, and its socket's folder."""
@@ -104,3 +112,4 @@ if starter == str(os.getppid()):
     # socket where that process was killed and could not.
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     sys.excepthook = say_that_no_worker_started
+    gc.disable()  # until a fork begins: imports leave hardly any garbage
