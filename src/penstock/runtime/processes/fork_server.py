@@ -19,15 +19,8 @@ from typing import Any
 
 from penstock.errors import BadInput, shortened
 
-IMPORTED_ONCE = (
-    "penstock.runtime.processes.launch",
-    "penstock.runtime.pipeline",
-    "torch._dynamo.utils",
-)
-"""The modules that the server imports; they must start no threads and use no devices.
-
-Optimizers import torch's compiler, which takes seconds; without it here, each worker would.
-"""
+IMPORTED_ONCE = ("penstock.runtime.processes.launch", "penstock.runtime.pipeline")
+"""The modules that the server imports; they must start no threads and use no devices."""
 
 SOCKET_FOLDER = "PENSTOCK_SOCKET_FOLDER"
 """Environment variable with the process that starts the server, and its socket's folder."""
@@ -113,3 +106,6 @@ if starter == str(os.getppid()):
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     sys.excepthook = say_that_no_worker_started
     gc.disable()  # until a fork begins: imports leave hardly any garbage
+    from penstock.torch_internals import compiler
+
+    compiler()  # or else each worker would import it, since optimizers do
