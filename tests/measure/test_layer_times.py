@@ -2,8 +2,8 @@
 
 import gc
 import weakref
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from penstock.capture.capture import capture_model
+from penstock.capture.contract import StageProgram
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.record import stand_ins
 from penstock.errors import BadInput
@@ -131,6 +132,24 @@ def test_a_stage_is_timed_in_the_order_of_a_pipeline(
     assert "".join(told) == "FFBFBB"
     own_s = 8 * PER_SAMPLE_S
     assert (found.forward_s, found.backward_s) == pytest.approx((own_s, 3 * own_s))
+
+
+def test_the_whole_model_is_timed_once_at_each_size(
+    clock: type[Clock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut into stages at the middle one too, whose times of one stage count for that size."""
+    runs: list[tuple[int, int]] = []
+
+    def noted(stages: Sequence[StageProgram], leaves: Sequence[torch.Tensor], *_: object) -> Any:
+        runs.append((len(stages), len(leaves[0])))
+        return layer_times.PassSeconds(len(leaves[0]), len(leaves[0]))
+
+    monkeypatch.setattr(layer_times, "time_stages", noted)
+    graph = graph_of(chain(slow=SlowLayer(), out=nn.Linear(16, 4)))
+    profile = measure_profile(graph, example(), batch_sizes=(2, 4, 8), repeats=3)
+    layers = len(profile.layers)
+    assert Counter(runs) == {(1, 2): 4, (1, 4): 4, (1, 8): 4, (layers, 4): 4}
+    assert [profile.forward_s(range(layers), n) for n in (2, 4, 8)] == pytest.approx([2, 4, 8])
 
 
 def test_layers_are_timed_with_the_memory_that_training_has(

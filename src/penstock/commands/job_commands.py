@@ -1,5 +1,6 @@
 """``penstock profile``, ``train``, ``verify``, ``report`` and ``list``: jobs and their runs."""
 
+import gc
 import shlex
 import signal
 import sys
@@ -24,10 +25,11 @@ LOADING = "loading PyTorch"
 
 @contextmanager
 def loading(note: Callable[[str], None]) -> Generator[None]:
-    """Print a note if the imports in the block take long.
+    """Print a note if the imports in the block take long; they leave hardly any garbage.
 
     Ctrl-C counts, too, where a module takes it for a failure of an import of its own.
     """
+    gc.disable()
     pressed: list[int] = []
 
     def press(number: int, frame: object) -> NoReturn:
@@ -41,6 +43,7 @@ def loading(note: Callable[[str], None]) -> Generator[None]:
         with notice_if_long(note, LOADING):
             yield
     finally:
+        gc.enable()
         if watches:
             signal.signal(signal.SIGINT, signal.default_int_handler)
     if pressed:
@@ -138,17 +141,18 @@ def train(
     from penstock.runtime.processes.srun import one_of_several
 
     started = one_of_several()
-    from penstock.files import check_folder
     from penstock.runtime.processes.fork_server import begin_fork_server
+
+    if started.ranks == 1:
+        # It imports torch while this process does.
+        begin_fork_server(["penstock.train.rank_program"])
+    from penstock.files import check_folder
     from penstock.train.job_file import checked_table, job_of, key_lines
 
     terminal = replace(terminal, quiet=terminal.quiet or started.rank > 0)
     for folder in filter(None, (out, own.save_weights) if started.ranks == 1 else ()):
         check_folder(folder)
     table, place = checked_table(job, own.as_changes)
-    if started.ranks == 1:
-        # It imports torch while this process does.
-        begin_fork_server(["penstock.train.rank_program"])
     with loading(terminal.note):
         from penstock.train.rank_program import run_started_rank
         from penstock.train.train import TrainRequest, train_job

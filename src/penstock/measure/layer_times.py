@@ -61,6 +61,16 @@ class PassSeconds:
 
 
 @dataclass(frozen=True, slots=True)
+class WholeModel:
+    """A model in one stage: its seconds at a number of samples, and those of a further stage."""
+
+    programs: Sequence[StageProgram]
+    samples: int
+    times: PassSeconds
+    further: PassSeconds
+
+
+@dataclass(frozen=True, slots=True)
 class LayerBytes:
     """Bytes of one layer at one batch size, and the channels of its batch normalisations.
 
@@ -183,19 +193,17 @@ def measure(
                 f">= 1"
             )
         programs = programs_of(graph)
-        one, more = None, PassSeconds(0.0, 0.0)
+        whole = None
         spread = Spread()
         notes = [LAYERS_ALONE] if lends and not is_on_meta(graph.own_module()) else []
-        middle = resized(leaves, sorted(sizes)[len(sizes) // 2])
         warm_up(device)
         if not lends:
             graph.own_module().to(device)
-            one = whole_model(graph, 1)
-            several = whole_model(graph, min(STAGES, len(programs)))
-            more = time_further_stage(one, several, middle, repeats, settings)
-        found = [
-            layer_times(programs, (one, more), leaves, n, repeats, settings, spread) for n in sizes
-        ]
+            middle = sorted(sizes)[len(sizes) // 2]
+            stages = whole_model(graph, 1), whole_model(graph, min(STAGES, len(programs)))
+            times = time_further_stage(*stages, resized(leaves, middle), repeats, settings)
+            whole = WholeModel(stages[0], middle, *times)
+        found = [layer_times(programs, whole, leaves, n, repeats, settings, spread) for n in sizes]
         notes += spread.warnings()
         sizes_of = partial(layer_sizes, graph, programs, settings=settings, lends=lends)
         costs = [
@@ -203,15 +211,15 @@ def measure(
             for n, at in zip(sizes, found, strict=True)
         ]
         profile = profile_from(graph, leaves, sizes, costs)
-        if one and profile.has_norms:
+        if whole and profile.has_norms:
             norms = sum(layer.norms for layer in profile.layers)
-            statistics_s = time_statistics(one, middle, norms, repeats, settings)
+            statistics_s = time_statistics(whole, leaves, norms, repeats, settings)
             profile = replace(profile, statistics_s=statistics_s)
     return replace(
         profile,
         step_s_per_byte=step_s_per_byte,
-        stage_forward_s=more.forward_s,
-        stage_backward_s=more.backward_s,
+        stage_forward_s=whole.further.forward_s if whole else 0.0,
+        stage_backward_s=whole.further.backward_s if whole else 0.0,
         source=f"measured on {device.type}, {counted(torch.get_num_threads(), 'thread')}",
         device=kind_of(device),
         notes=tuple(notes),
@@ -271,7 +279,7 @@ def whole_model(graph: LayerGraph, stages: int) -> list[StageProgram]:
 
 def layer_times(
     programs: Sequence[StageProgram],
-    whole: tuple[Sequence[StageProgram] | None, PassSeconds],
+    whole: WholeModel | None,
     leaves: Sequence[torch.Tensor],
     samples: int,
     repeats: int,
@@ -281,11 +289,9 @@ def layer_times(
     """The seconds of the layers at one batch size, adding up to those of the model in one stage.
 
     Layers that do the same work share their measurements: each gets the median over all of them, so
-    that no outlier decides a plan. ``whole`` is the model in one stage, and what a stage takes
-    beyond its layers. A model that does not fit in memory has no such stage; the seconds of its
-    layers are not scaled.
+    that no outlier decides a plan. Without ``whole``, as for a model that does not fit in memory,
+    the seconds of layers are not scaled.
     """
-    one, more = whole
     rows = resized(leaves, samples)
     measured: dict[Hashable, list[PassSeconds]] = {}
     works: list[Hashable] = []
@@ -300,12 +306,15 @@ def layer_times(
         measured.setdefault(works[-1], []).extend(times)
         return run.forward()
 
-    walk(programs, rows, settings, visit, lends=one is None)
+    walk(programs, rows, settings, visit, lends=whole is None)
     alone = [median_times(measured[work]) for work in works]
-    if one is None:
+    if whole is None:
         return alone
-    with without_collecting(), settings.casting_once():
-        all_s = median_times([time_stages(one, rows, settings) for _ in range(repeats + 1)][1:])
+    all_s, more = whole.times, whole.further
+    if samples != whole.samples:
+        with without_collecting(), settings.casting_once():
+            runs = [time_stages(whole.programs, rows, settings) for _ in range(repeats + 1)]
+        all_s = median_times(runs[1:])
     forward_s = max(all_s.forward_s - more.forward_s, all_s.forward_s / 2)
     backward_s = max(all_s.backward_s - more.backward_s, all_s.backward_s / 2)
     forward = adding_up([t.forward_s for t in alone], forward_s)
@@ -322,8 +331,8 @@ def time_further_stage(
     leaves: Sequence[torch.Tensor],
     repeats: int,
     settings: RunSettings,
-) -> PassSeconds:
-    """Median seconds by which a model takes longer for each stage that it is cut into.
+) -> tuple[PassSeconds, PassSeconds]:
+    """Median seconds of a model in one stage, and those more for each stage that it is cut into.
 
     It runs as one stage and as several in turns, and the difference of each turn is divided among
     the stages that the second has more.
@@ -341,7 +350,8 @@ def time_further_stage(
         added_s = median(seconds_of(cut) - seconds_of(whole) for whole, cut in turns)
         return max(0.0, added_s / further)
 
-    return PassSeconds(more(lambda t: t.forward_s), more(lambda t: t.backward_s))
+    further_s = PassSeconds(more(lambda t: t.forward_s), more(lambda t: t.backward_s))
+    return median_times([whole for whole, _ in turns]), further_s
 
 
 class NormWithoutMessages(SynchronisedBatchNorm):
@@ -355,7 +365,7 @@ class NormWithoutMessages(SynchronisedBatchNorm):
 
 
 def time_statistics(
-    one: Sequence[StageProgram],
+    whole: WholeModel,
     leaves: Sequence[torch.Tensor],
     norms: int,
     repeats: int,
@@ -366,12 +376,12 @@ def time_statistics(
     The model runs with its own ``norms`` and with those of a replica in turns. Each has a sum in
     the forward and one in the backward.
     """
-    more_s: list[float] = []
+    rows, more_s = resized(leaves, whole.samples), list[float]()
     with without_collecting(), settings.casting_once():
         for _ in range(repeats + 1):
-            own = time_stages(one, leaves, settings)
+            own = time_stages(whole.programs, rows, settings)
             with NormWithoutMessages():
-                shared = time_stages(one, leaves, settings)
+                shared = time_stages(whole.programs, rows, settings)
             more_s.append(shared.forward_s + shared.backward_s - own.forward_s - own.backward_s)
     return max(0.0, median(more_s[1:])) / (2 * norms)
 

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -40,7 +40,6 @@ from penstock.runtime.replica_check import ReplicaCheck
 from penstock.runtime.stage.batch_norm import SynchronisedBatchNorm, uses_batch_norm
 from penstock.runtime.stage.building import runner_of, stages_of
 from penstock.runtime.stage.compiled_call import StageCompiler
-from penstock.runtime.stage.parallelized import ParallelizedShards
 from penstock.runtime.stage.parameter_shards import ParameterShards
 from penstock.runtime.stage.random_stream import RandomStream
 from penstock.runtime.stage.runner import LossTerm, ModuleRunner
@@ -48,6 +47,9 @@ from penstock.runtime.stage.whole_loss import EndOfPipeline
 from penstock.runtime.transport.messages import BoundaryTensors, boundaries_of, messages_by_rank
 from penstock.runtime.transport.transport import open_transport
 from penstock.runtime.user_metrics import MetricSums
+
+if TYPE_CHECKING:
+    from penstock.runtime.stage.parallelized import ParallelizedShards
 
 LeavesOfBatch: TypeAlias = Sequence[Leaf] | Mapping[int, Leaf]
 """The leaves of a batch, all of them or some by their numbers."""
@@ -117,6 +119,9 @@ class Engine:
         """Make all that connects this rank with the others, and its stages."""
         graph, plan, world = self.graph, self.plan, self.world
         self._abort.callback(world.abandon_gpus)
+        # It imports DTensors, which take seconds and launchers never need.
+        from penstock.runtime.stage.parallelized import ParallelizedShards
+
         by_rows = any(stage.sharding == "parameters" for stage in plan.stages)
         kind = ParameterShards if by_rows else ParallelizedShards
         self.shards: ParameterShards | ParallelizedShards = world.all_succeed(
@@ -266,7 +271,7 @@ class Engine:
             take_outputs=take_outputs,
         )
 
-    def shards_of(self, stage: int) -> ParameterShards | ParallelizedShards | None:
+    def shards_of(self, stage: int) -> "ParameterShards | ParallelizedShards | None":
         """The shards on which a stage is called, if it is divided."""
         return self.shards if self.shards.divides(stage) else None
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from runtime.processes.workers_under_test import (
     add_ranks,
+    collected_and_imported,
     collective_after_a_death,
     fail,
     fail_after_a_peer_noticed,
@@ -132,6 +133,15 @@ def test_no_launch_leaves_a_handle_open() -> None:
     finally:
         gc.enable()
     assert len(set(counts)) == 1, counts
+
+
+def test_the_server_imports_what_optimizers_do_and_the_launcher_does_not() -> None:
+    """Each takes seconds; workers collect what they make, and not what the server has imported."""
+    assert launch_workers(collected_and_imported, workers=2) == ((True, True, True),) * 2
+    program = "import sys, penstock.train.train; print({'torch._dynamo', 'sympy'} & {*sys.modules})"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "set()\n", done.stderr
 
 
 def test_workers_have_the_threads_that_were_asked_for() -> None:

@@ -1,6 +1,7 @@
 """Functions that the launcher's tests run in worker processes."""
 
 import contextlib
+import gc
 import io
 import os
 import runpy
@@ -31,6 +32,11 @@ def add_ranks() -> int:
 def many_bytes(count: int) -> bytes:
     """More than a pipe holds, so the worker cannot end before they are read."""
     return b"x" * count
+
+
+def collected_and_imported() -> tuple[bool, bool, bool]:
+    """Whether garbage is collected, imports are left out of that, and the compiler is imported."""
+    return gc.isenabled(), gc.get_freeze_count() > 0, "torch._dynamo" in sys.modules
 
 
 def threads_and_rank() -> tuple[int, int, str]:

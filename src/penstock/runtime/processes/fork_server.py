@@ -6,6 +6,7 @@ too.
 """
 
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -104,3 +105,7 @@ if starter == str(os.getppid()):
     # socket where that process was killed and could not.
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     sys.excepthook = say_that_no_worker_started
+    gc.disable()  # until a fork begins: imports leave hardly any garbage
+    from penstock.torch_internals import compiler
+
+    compiler()  # or else each worker would import it, since optimizers do

@@ -8,6 +8,7 @@ pipe, which neither a full disk nor a cut link disturbs.
 
 import errno
 import fcntl
+import gc
 import os
 import pickle
 import resource
@@ -415,6 +416,9 @@ def worker_main(
     """The main function of each process: runs ``function``, reports its outcome to the launcher."""
     die_with_launcher()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
+    # What was imported stays: no collection looks at it, or copies its pages from the server.
+    gc.freeze()
+    gc.enable()
     # Forks have the server's environment, which may be older than the launcher's.
     os.environ.update(variables)
     long_slices_if_crowded()

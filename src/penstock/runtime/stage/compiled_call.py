@@ -41,9 +41,6 @@ from penstock.runtime.program import places_of
 from penstock.runtime.stage.random_stream import replayed
 from penstock.torch_internals import COMPILED_CALL, checkpoint_here, compiler
 
-DYNAMO = compiler()
-"""Imported here, so that workers have it from the server that forks them: optimizers import it."""
-
 OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"fallback_random": True}
 """Compiler options with which dropout draws the same numbers as without compilation."""
 
@@ -211,7 +208,7 @@ class CompiledCall(StageCall):
 @contextmanager
 def compiling() -> Iterator[None]:
     """Set torch's compiler as stages need it."""
-    settings = DYNAMO.config.patch(
+    settings = compiler().config.patch(
         recompile_limit=VARIANTS,
         accumulated_recompile_limit=VARIANTS,
         # Otherwise compiled code would leave out hooks that the user adds later.
@@ -294,13 +291,13 @@ class StageCompiler:
             place.stage: rows_of(plan, world.rank, place.stage)
             for place in places_of(plan, world.rank)
         }
-        before = DYNAMO.utils.counters["stats"]["unique_graphs"]
+        before = compiler().utils.counters["stats"]["unique_graphs"]
         for call in self._calls:
             program = call.program
             own = [leaves[i].to(world.device) for i in program.batch_inputs]
             computed = rows[plan.stage_of_layer(program.layers.start)]
             call.prepare(own, world.device, computed, precision(), lengths)
-        self.graphs = DYNAMO.utils.counters["stats"]["unique_graphs"] - before
+        self.graphs = compiler().utils.counters["stats"]["unique_graphs"] - before
         world.barrier()
 
 
