@@ -29,11 +29,11 @@ from penstock.capture.loss.loss_parts import LossAction, LossParts
 from penstock.capture.loss.loss_path import LossPath, OtherPath
 from penstock.capture.loss.step_values import AnyLeaf, StepValues
 from penstock.capture.record.absent import Absent, release
+from penstock.capture.record.calls import TensorReference
 from penstock.capture.record.example import Recorded
 from penstock.capture.record.model_and_loss import ProgramTensors, UserProgram, WholeModule
 from penstock.capture.record.model_outputs import StructuredOutputs, flatten_outputs
 from penstock.capture.record.model_state import StatePlace, place_of
-from penstock.capture.record.recording import TensorReference
 from penstock.capture.record.sizes import BatchSize
 from penstock.errors import BadInput, shortened
 from penstock.text import counted, html_table
@@ -621,7 +621,9 @@ class LayerGraph:
         made = max((record.values[value].maker for value in sent), default=last)
         changing = {unit for unit, _ in self.recorded.unit_changes}
         late = any(event.address[0] in changing for event in record.events[made + 1 : last])
-        hooked = any(first <= record.values[v].maker < last for v in record.tensor_hooks.values())
+        hooked = any(
+            first <= record.values[v].maker < last for v in record.hooks.on_tensors.values()
+        )
         to_end = bool(self.recorded.changes_again) or record.is_temporary or hooked or late
         return ProgramPart(first, last, units, frozenset(held), received, sent, answers, to_end)
 

@@ -14,7 +14,7 @@ import torch
 
 from penstock.capture.forward.partial_forward import ProgramPart, RunContext
 from penstock.capture.loss.loss_parts import LossParts
-from penstock.capture.record.recording import Address
+from penstock.capture.record.calls import Address
 from penstock.capture.record.user_lines import line_in_words
 from penstock.errors import BadInput
 

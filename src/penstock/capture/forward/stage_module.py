@@ -178,7 +178,7 @@ class StageModule(nn.Module):
             self.unchecked = False
             stage = self._stage("checking", stage.part)
             stage.share_state(self.stage)
-            call = checked(graph, stage, call, by_index)
+            call = checked(stage, call, by_index)
         try:
             if program.configs:
                 with program.without_caches():
