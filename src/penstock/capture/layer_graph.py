@@ -12,19 +12,13 @@ from torch import nn
 from penstock.capture.batch.call import BatchCall
 from penstock.capture.batch.lengths import Length, LengthsOf
 from penstock.capture.batch.part import Leaf
-from penstock.capture.contract import (
-    Batch,
-    LossFunction,
-    ParameterUse,
-    StageProgram,
-    TensorSpec,
-)
+from penstock.capture.contract import Batch, LossFunction, ParameterUse, TensorSpec
 from penstock.capture.cut.cut import Cut, LayerCrossing
 from penstock.capture.cut.needs import Needs, needs_of_outputs
 from penstock.capture.forward.checked import in_words
 from penstock.capture.forward.kept_state import KeptState, Place
 from penstock.capture.forward.partial_forward import Costs, ProgramPart, ProgramStage, StageRun
-from penstock.capture.forward.stage_module import StageModule
+from penstock.capture.forward.stage_module import StageModule, StageProgram
 from penstock.capture.loss.loss_parts import LossAction, LossParts
 from penstock.capture.loss.loss_path import LossPath, OtherPath
 from penstock.capture.loss.step_values import AnyLeaf, StepValues

@@ -17,7 +17,7 @@ import torch
 
 from penstock.capture.batch.layout import key_of
 from penstock.capture.batch.part import BatchPart, LeafKey
-from penstock.capture.contract import StageProgram
+from penstock.capture.forward.stage_module import StageProgram
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan

@@ -16,9 +16,10 @@ import torch
 import torch.distributed as dist
 
 from penstock.capture.batch.part import Leaf, PartialLeaf
-from penstock.capture.contract import Batch, StageProgram
+from penstock.capture.contract import Batch
 from penstock.capture.forward.call import casts_kept
 from penstock.capture.forward.restored import kept_attributes, kept_buffers
+from penstock.capture.forward.stage_module import StageProgram
 from penstock.capture.kinds import kind_of
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.record.elsewhere import StateLoads, refuse_foreign_values

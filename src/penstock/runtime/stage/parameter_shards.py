@@ -30,11 +30,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from penstock.capture.contract import StageProgram
 from penstock.capture.forward.call import ProgramCall, StageCall
 from penstock.capture.forward.deferred_weights import DeferredGradients
 from penstock.capture.forward.partial_forward import RunContext
-from penstock.capture.forward.stage_module import StageModule
+from penstock.capture.forward.stage_module import StageModule, StageProgram
 from penstock.capture.forward.whole_blocks import whole_blocks
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.record.calls import tensors_in
