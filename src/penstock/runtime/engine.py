@@ -456,12 +456,12 @@ class Engine:
         Otherwise a rank would send messages of another size than its peers expect. ``sizes`` are
         the number of samples and the lengths of each batch.
         """
-        if not self.graph.lengths:
+        if not self.graph.layout.lengths:
             return
         with self.failures.shared():
             own = [float(number) for size in sizes for number in size]
             rows = self.numbers.exchange(own, "the lengths of a batch")
-        check_sizes(rows, ["samples", *(length.name for length in self.graph.lengths)])
+        check_sizes(rows, ["samples", *(length.name for length in self.graph.layout.lengths)])
 
     @property
     def has_ended(self) -> bool:

@@ -34,10 +34,9 @@ def checked(
         functions: dict[Any, tuple[Any, ...]] = {}
         again.functions.on_function = partial(note_function, functions)
         again.add_leaves([leaves[index] for index in sorted(leaves)])
-        arrived = RecordedCall(("", "received"), params=["received"])
-        number = again.record.add(arrived)
+        again.record.events.append(RecordedCall(("", "received"), params=["received"]))
         for slot, tensor in enumerate(stage.received.values()):
-            again.tensors.make(arrived, number, slot, tensor)
+            again.tensors.make(slot, tensor)
         try:
             with again.active():
                 return call()

@@ -54,7 +54,7 @@ class LossAgain:
         again.stage.state_key = module.stage.state_key  # it begins with what that has left
         again.set_context(RunContext(trial=True))
         leaves = [torch.cat([leaves[number] for leaves, _ in kept]) for number in inputs]
-        shared = graph.call.layout.shared
+        shared = graph.layout.shared
         common = [[own[n][0] for own, _ in kept] for n in inputs if n in shared]
         received: list[torch.Tensor] = []
         for value, spec in zip(self.ends, specs, strict=True):

@@ -376,11 +376,11 @@ class ProgramStage:
                 and c.first not in self._marks
                 for c in own
             )
-            if plain and not self._watched_anchors and not record.nested:
+            if plain and not self._watched_anchors and not record.has_nested:
                 continue
             way = _Way(self.program.module(path), mutes=not any(call.own for call in own))
             way.sends = path if any(call.sent for call in own) else ""
-            once = len(own) == 1 and not own[0].draws and not record.nested
+            once = len(own) == 1 and not own[0].draws and not record.has_nested
             make = self._called_once if once else self._called_often
             way.forward = wraps(self.program.module(path).forward)(make(path, own, way))
             self._ways.append(way)

@@ -84,7 +84,7 @@ class StageModule(nn.Module):
             for name, module in every
             if name not in outside and not name.startswith(below)
         ]
-        self._step_leaf = count = len(graph.call.layout.leaves)
+        self._step_leaf = count = len(graph.layout.leaves)
         self._missing = [index for index in range(count) if index not in inputs]
         self._written = [index for index in range(count) if index in record.overwritten]
         self._absent: tuple[BatchSize | None, dict[int, torch.Tensor]] = (None, {})
@@ -270,7 +270,7 @@ class StageModule(nn.Module):
         known, found = self._absent
         if known is size:
             return found
-        layout = self.graph.call.layout
+        layout = self.graph.layout
         found = {}
         for index in self._missing:
             spec = layout.leaves[index]

@@ -146,7 +146,7 @@ class ProgramRecord:
     Units in ``varying`` have more calls in other batches, so what follows one of their calls is
     found by the unit. ``counts`` are the calls of each unit. Nothing can be cut within ``regions``,
     ranges of events: checkpoints, own functions. Units in ``opened`` must be opened, with the
-    reason; those in ``nested`` call modules of other units.
+    reason.
 
     The writes to buffers and parameters are events; ``overwritten`` are values, with the event that
     wrote over them. ``dependent`` values depend on parameters. Activations decide about the sizes
@@ -164,7 +164,6 @@ class ProgramRecord:
     counts: Counter[str] = field(default_factory=Counter[str])
     regions: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     opened: dict[str, str] = field(default_factory=dict[str, str])
-    nested: set[str] = field(default_factory=set[str])
     buffer_writes: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     parameter_writes: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     overwritten: dict[int, int] = field(default_factory=dict[int, int])
@@ -185,19 +184,16 @@ class ProgramRecord:
     """True if torch.autograd.grad is called, in units or between them."""
     has_scripts: bool = False
     """True if functions of torch.jit.script are called."""
+    has_nested: bool = False
+    """True if units call modules of other units."""
     has_unknown: bool = False
     """True if a call between units makes a tensor whose size is not known without values."""
     is_temporary: bool = False
     """True if the program changes its own state between units, and may take that back later."""
 
-    def add(self, event: RecordedCall) -> int:
-        """Append a call; return its number."""
-        self.events.append(event)
-        return len(self.events) - 1
-
-    def note_checkpoint(self, number: int) -> None:
-        """Note that event ``number`` is in the user's checkpoint that runs, if one does."""
-        found = checkpoint_here()
+    def note_checkpoint(self) -> None:
+        """Note that the next event is in the user's checkpoint that runs, if one does."""
+        found, number = checkpoint_here(), len(self.events)
         if found is not None:
             _, first, _ = self.checkpoints.get(id(found), (found, number, number))
             self.checkpoints[id(found)] = (found, first, number + 1)

@@ -71,14 +71,13 @@ class FunctionCalls(TorchFunctionMode):
         inner = record.events[first:]
         event.reads += [value for own in inner for value in own.makes]
         event.params += [name for own in inner for name in own.params]
-        number = record.add(event)
+        record.events.append(event)
         if kind is BackwardHookFunction:
-            record.hooks.events |= set(range(first, number + 1))
+            record.hooks.events |= set(range(first, len(record.events)))
         for slot, tensor in enumerate(tensors_in(result)):
             if all(tensor is not one for one in given):
-                crossable = kind is CheckpointFunction
-                tensors.make(event, number, slot, tensor, crossable=crossable)
-        record.regions.append((first, number + 1))
+                tensors.make(slot, tensor, crossable=kind is CheckpointFunction)
+        record.regions.append((first, len(record.events)))
         return result
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -102,9 +101,10 @@ class FunctionCalls(TorchFunctionMode):
         """Note calls that matter in units and between them, or refuse them."""
         inside, record = self._modules.inside, self._record
         if func in BATCH_NORM_OPERATORS and (args[5:6] or (kwargs.get("training"),))[0]:
-            record.norms.append(inside.path if inside else line_in_words(line_of_user()))
+            record.norms.append(inside.address[0] if inside else line_in_words(line_of_user()))
         if kwargs.get("scale_grad_by_freq"):
-            record.frequencies.append(inside.path if inside else line_in_words(line_of_user()))
+            where = inside.address[0] if inside else line_in_words(line_of_user())
+            record.frequencies.append(where)
         offsets = kwargs.get("offsets")
         if name == "embedding_bag" and self._tensors.batch.get(offsets) is not None:
             raise CaptureFailed(
@@ -118,20 +118,21 @@ class FunctionCalls(TorchFunctionMode):
 
     def _note_hook(self, name: str, tensor: torch.Tensor) -> None:
         """A hook on a tensor: it sees the whole gradient where the tensor is made."""
-        line, inside, hooks = line_of_user(3), self._modules.inside, self._record.hooks
+        line, record = line_of_user(3), self._record
         if name == "backward":
             raise CaptureFailed(
                 f"forward calls backward() at {line_with_source(line)}, whose gradients would end "
                 f"where its stage begins; use torch.autograd.grad, or add the term to the loss"
             )
-        hooks.any_on_tensors = True
+        record.hooks.any_on_tensors = True
         value = self._tensors.current.get(tensor)
         if value is None:
             return
-        if inside is not None:
-            inside.hooked.append(value)
+        if self._modules.inside is not None:
+            record.regions.append((record.values[value].maker, len(record.events) + 1))
         else:
-            hooks.on_tensors[self._next_address(self._modules.anchor, name, line)] = value
+            address = self._next_address(self._modules.anchor, name, line)
+            record.hooks.on_tensors[address] = value
 
     def _next_address(self, anchor: Address | None, name: str, line: Line) -> Address:
         """The address of a call: it is the next of this function at this line."""
@@ -166,12 +167,12 @@ class FunctionCalls(TorchFunctionMode):
         event.args = tensors.references((args, kwargs))
         skipped = only_shape(name, args, given)
         tensors.read(event, [tensor for tensor in given if tensor is not skipped])
-        number = self._record.add(event)
+        self._record.note_checkpoint()
+        self._record.events.append(event)
         if func is torch.autograd.grad:
-            self._keep_with_inputs(number, tensors_in(kwargs.get("inputs", args[1:2])))
-        self._record.note_checkpoint(number)
-        self._note_results(event, number, given, made, wrote=wrote)
-        tensors.note_state_write(memory, written, number)
+            self._keep_with(tensors_in(kwargs.get("inputs", args[1:2])))
+        self._note_results(given, made, wrote=wrote)
+        tensors.note_state_write(memory, written)
         answer = self.answered.get(event.address)
         return result if answer is None else answer(result)
 
@@ -187,35 +188,29 @@ class FunctionCalls(TorchFunctionMode):
                 event = RecordedCall((self._modules.anchor, kind, line, number), None, line)
                 event.reads_values, event.answer = True, int(tensor) if is_bound else None
                 self._tensors.read(event, [tensor])
-                self._record.add(event)
+                self._record.events.append(event)
 
-    def _keep_with_inputs(self, number: int, inputs: Sequence[torch.Tensor]) -> None:
-        """Forbid cuts between what gradients are of, and the call that takes them."""
+    def _keep_with(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Forbid cuts between what gradients are of, and the last call, which takes them."""
         values = [self._tensors.current.get(tensor) for tensor in inputs]
         makers = [-1 if value is None else self._record.values[value].maker for value in values]
-        self._record.regions.append((min(makers, default=-1) + 1, number + 1))
+        self._record.regions.append((min(makers, default=-1) + 1, len(self._record.events)))
 
     def _note_results(
-        self,
-        event: RecordedCall,
-        number: int,
-        given: Sequence[torch.Tensor],
-        made: Sequence[torch.Tensor],
-        *,
-        wrote: bool,
+        self, given: Sequence[torch.Tensor], made: Sequence[torch.Tensor], *, wrote: bool
     ) -> None:
         tensors = self._tensors
-        written = tensors.note_writes(event, number, given, {id(tensor) for tensor in made})
+        written = tensors.note_writes(given, {id(tensor) for tensor in made})
         for slot, tensor in enumerate(made):
             known, memory = tensors.current.get(tensor), memory_of(tensor)
             wrote = wrote or memory in written
             if any(tensor is one for one in given) and not wrote and known is not None:
-                event.makes.append(known)  # returned as it came
+                self._record.events[-1].makes.append(known)  # returned as it came
                 continue
             shared = memory in written and any(
                 other is not tensor for other in tensors.memory.sharing(memory or 0)
             )
-            tensors.make(event, number, slot, tensor, crossable=not shared)
+            tensors.make(slot, tensor, crossable=not shared)
 
 
 def with_grad(result: Any, given: Any) -> Any:

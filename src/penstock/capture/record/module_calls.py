@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any
 
@@ -30,30 +29,12 @@ from penstock.torch_internals import BACKWARD_HOOKS, pytree
 _FIXED = OF_EVERY_MODULE - {"training"}
 
 
-@dataclass
-class UnitCall:
-    """The call of a unit that runs: what is read in it besides its arguments.
-
-    ``hooked`` are values on which it registers hooks.
-    """
-
-    event: RecordedCall
-    reads: list[int] = field(default_factory=list[int])
-    params: set[str] = field(default_factory=set[str])
-    hooked: list[int] = field(default_factory=list[int])
-
-    @property
-    def path(self) -> str:
-        """The unit."""
-        return self.event.address[0]
-
-
 class ModuleCalls:
-    """What is recorded where modules are called; ``inside`` is the unit's call that runs."""
+    """Recording of calls of modules; ``inside`` is the call of the unit that runs, if one does."""
 
     def __init__(self, record: ProgramRecord, tensors: TensorFacts, runs: UnitRuns) -> None:
         self._record, self._tensors, self._runs = record, tensors, runs
-        self.inside: UnitCall | None = None
+        self.inside: RecordedCall | None = None
         self.anchor: Address | None = None
         """The call of a unit that ended last."""
         self.is_active = False
@@ -109,8 +90,8 @@ class ModuleCalls:
     def _unit_or_inner(self, path: str, plain: Any, args: Any, kwargs: Any) -> Any:
         if self.is_between:
             return self._unit(path, plain, args, kwargs)
-        if self.inside is not None and self.inside.path != path:
-            self._record.nested.add(self.inside.path)
+        if self.inside is not None and self.inside.address[0] != path:
+            self._record.has_nested = True
         return plain(*args, **kwargs)
 
     def _unit(self, path: str, plain: Any, args: Any, kwargs: Any) -> Any:
@@ -127,7 +108,7 @@ class ModuleCalls:
         tensors.read(event, given)
         state, before = self._surroundings(args, kwargs), torch.get_rng_state()
         versions = [version_of(tensor) for tensor in given]
-        self.inside = call = UnitCall(event)
+        self.inside = event
         try:
             result = self._runs.run(path, plain, args, kwargs)
             if not is_torchs(record.program.module(path)):
@@ -138,37 +119,25 @@ class ModuleCalls:
         event.random = event.random or not torch.equal(before, torch.get_rng_state())
         if self._surroundings(args, kwargs) != state:
             record.opened[path] = "it changes something outside of itself"
-        number = len(record.events)
-        record.regions += [(record.values[value].maker, number + 1) for value in call.hooked]
-        event.params += sorted(call.params)
-        event.reads += [
-            value
-            for value in dict.fromkeys(call.reads)
-            if value not in event.reads and record.values[value].maker < number
-        ]
+        event.params.sort()
         for tensor, version in zip(given, versions, strict=True):
             if version_of(tensor) != version:
                 event.written = True
                 value = tensors.current.get(tensor)
                 if value is None or not record.events[record.values[value].maker].depends:
                     record.opened[path] = "it writes to a tensor that other stages have, too"
-        record.add(event)
-        record.note_checkpoint(number)
-        self._note_result(event, number, given, paths_by_id(args, kwargs), result)
+        record.note_checkpoint()
+        record.events.append(event)
+        self._note_result(event, given, paths_by_id(args, kwargs), result)
         return result
 
     def _note_result(
-        self,
-        event: RecordedCall,
-        number: int,
-        given: Sequence[torch.Tensor],
-        paths: Mapping[int, Any],
-        result: Any,
+        self, event: RecordedCall, given: list[torch.Tensor], paths: Mapping[int, Any], result: Any
     ) -> None:
-        tensors, path = self._tensors, event.address[0]
+        tensors = self._tensors
         leaves, spec = pytree.tree_flatten(result)
         made = {id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
-        tensors.note_writes(event, number, given, made - set(paths))
+        tensors.note_writes(given, made - set(paths))
         kept: list[Made] = []
         slot = 0
         for leaf in leaves:
@@ -182,15 +151,17 @@ class ModuleCalls:
             else:
                 kept.append(Made("made", slot, leaf.dtype, leaf.requires_grad))
                 # Gradients must pass the module's hooks, which are around what is seen here.
-                tensors.make(event, number, slot, leaf, crossable=path not in self._hooked)
+                tensors.make(slot, leaf, crossable=event.address[0] not in self._hooked)
             slot += 1
         event.result = (kept, spec)
 
-    def note_inside(self, call: UnitCall, name: str, args: Any, kwargs: Any, result: Any) -> None:
-        """Note of a torch call within a unit only what links the unit to others."""
-        tensors, unit, event = self._tensors, call.path, call.event
+    def note_inside(
+        self, event: RecordedCall, name: str, args: Any, kwargs: Any, result: Any
+    ) -> None:
+        """Note of a torch call within a unit's only what links the unit to others."""
+        tensors, unit = self._tensors, event.address[0]
         event.random = event.random or draws(name, args, kwargs)
-        self._record.note_checkpoint(len(self._record.events))
+        self._record.note_checkpoint()
         given = tensors_in((args, kwargs))
         if isinstance(result, torch.Tensor | list | tuple):
             for tensor in tensors_in(result):
@@ -205,10 +176,11 @@ class ModuleCalls:
                 event.leaves.add(leaf)
             parameter, value = tensors.names.get(id(tensor)), tensors.current.get(tensor)
             if parameter is not None:
-                if tensors.owner.get(parameter) != unit:
-                    call.params.add(parameter)
+                if tensors.owner.get(parameter) != unit and parameter not in event.params:
+                    event.params.append(parameter)
             elif value is not None:
-                call.reads.append(value)
+                if value not in event.reads:
+                    event.reads.append(value)
             else:
                 other = tensors.hidden.get(tensor)
                 if other is not None and other != unit:

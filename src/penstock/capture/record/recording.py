@@ -42,8 +42,8 @@ class Recording:
         """Let the leaves of the batch be values, each made by an event of its own."""
         tensors, shared = self.tensors, self.record.program.call.layout.shared
         for number, leaf in enumerate(leaves):
-            event = RecordedCall(("", number), leaves={number})
-            tensors.make(event, self.record.add(event), 0, leaf)
+            self.record.events.append(RecordedCall(("", number), leaves={number}))
+            tensors.make(0, leaf)
             tensors.batch.set(leaf, number)
             if number in shared:
                 tensors.apart.set(leaf, True)

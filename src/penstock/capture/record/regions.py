@@ -1,8 +1,8 @@
-"""What follows from the calls of a run: values that depend on parameters, ranges without a cut."""
+"""Findings from the calls of a run: values that depend on parameters, ranges without a cut."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from penstock.capture.record.calls import MASK, Address, BlockCall, ProgramRecord
+from penstock.capture.record.calls import MASK, Address, ProgramRecord
 from penstock.torch_internals import forward_hooks
 
 
@@ -80,21 +80,16 @@ def open_blocks(record: ProgramRecord) -> None:
     # Where hooks are called, something may be collected for code outside of the block.
     called = [path for path, module in record.program.named_modules() if forward_hooks(module)]
     for block in record.blocks:
+        results = {made.what for made in block.template if made.kind == "made"}
+        inside = range(block.first, block.last)
         block.closed = (
             block.closed
             and not any(path.startswith(f"{block.path}.") for path in called)
             and not any(e.random and not e.depends for e in record.events[block.first : block.last])
-            and not _is_read_within(record, block)
+            and not any(
+                record.values[value].maker in inside and value not in results
+                for number, event in enumerate(record.events)
+                if number not in inside
+                for value in event.reads
+            )
         )
-
-
-def _is_read_within(record: ProgramRecord, block: BlockCall) -> bool:
-    """Return whether calls outside of a block read something in it that is no result."""
-    results = {made.what for made in block.template if made.kind == "made"}
-    inside = range(block.first, block.last)
-    outside = (*record.events[: block.first], *record.events[block.last :])
-    return any(
-        record.values[value].maker in inside and value not in results
-        for event in outside
-        for value in event.reads
-    )

@@ -163,32 +163,25 @@ class TensorFacts:
         if place is not None and address not in self.carried_reads[place]:
             self.carried_reads[place][address] = line_of_user()
 
-    def make(
-        self,
-        event: RecordedCall,
-        number: int,
-        slot: Any,
-        tensor: torch.Tensor,
-        *,
-        crossable: bool = True,
-    ) -> None:
-        """Let ``tensor`` be a value that event ``number`` made."""
-        values, known = self._record.values, is_known(tensor)
+    def make(self, slot: Any, tensor: torch.Tensor, *, crossable: bool = True) -> None:
+        """Let ``tensor`` be a value that the last event has made."""
+        events, values, known = self._record.events, self._record.values, is_known(tensor)
         size = tensor.numel() * tensor.element_size() if known else 0
-        value = Value(number, slot, shape_of(tensor), tensor.dtype, tensor.requires_grad, size)
+        value = Value(
+            len(events) - 1, slot, shape_of(tensor), tensor.dtype, tensor.requires_grad, size
+        )
         value.of_batch = not self.apart.get(tensor)
         # Gradients pass an own function itself, not what it calls.
         value.crossable = crossable and known and not self.function_depth
         self._record.has_unknown = self._record.has_unknown or not known
         self.current.set(tensor, len(values))
-        event.makes.append(len(values))
+        events[-1].makes.append(len(values))
         values.append(value)
         self.memory.note(tensor)
 
-    def note_writes(
-        self, event: RecordedCall, number: int, tensors: Sequence[torch.Tensor], made: set[int]
-    ) -> set[int]:
-        """Make new values of all tensors whose memory was written to; return the memories."""
+    def note_writes(self, tensors: Sequence[torch.Tensor], made: set[int]) -> set[int]:
+        """Make new values of all tensors to whose memory the last event wrote; return these."""
+        event, number = self._record.events[-1], len(self._record.events) - 1
         done: set[int] = set()
         for tensor in tensors:
             key = self.memory.take_write(tensor)
@@ -205,15 +198,15 @@ class TensorFacts:
                     continue
                 if before is not None:
                     event.reads.append(before)
-                self.make(event, number, ("w", j), other, crossable=False)
+                self.make(("w", j), other, crossable=False)
         return done
 
-    def note_state_write(self, memory: int | None, written: Any, number: int) -> None:
-        """Note that event ``number`` wrote to a parameter or buffer, if one has this memory."""
+    def note_state_write(self, memory: int | None, written: Any) -> None:
+        """Note that the last event wrote to a parameter or buffer, if one has this memory."""
         for names, writes in self._state:
             if memory in names:  # a write may make a tensor absent, in other memory
                 own = names[memory_of(written)] = names[memory]
-                writes.setdefault(own, []).append(number)
+                writes.setdefault(own, []).append(len(self._record.events) - 1)
 
     def note_assigned(self) -> None:
         """A buffer for which forward has put another tensor is written by what made that."""
