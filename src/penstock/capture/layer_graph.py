@@ -407,10 +407,6 @@ class LayerGraph:
         """The leaves of a batch that layers may read."""
         return self._needs.leaves
 
-    def targets(self, leaves: Mapping[int, torch.Tensor]) -> Batch:
-        """Return what the loss function gets besides the output; without one, the whole batch."""
-        return self.program.call.target(leaves)
-
     def known_leaves(self, batch: Batch) -> dict[int, torch.Tensor]:
         """The leaves of a batch that are read, by index (BadInput if unlike the example)."""
         return self.program.call.leaves(batch, self.leaves_read)

@@ -556,7 +556,10 @@ class _Recorder:
         precision: Any = contextlib.nullcontext()
         if self._autocast is not None:
             precision = torch.autocast(self._device.type, self._autocast)
-        own = [on_device(leaf, self._device) for leaf in leaves]
+        own = [
+            Absent.of(leaf.detach()) if leaf.is_meta else leaf.to(self._device).clone()
+            for leaf in leaves
+        ]
         recording.add_leaves(own)
         try:
             with (
@@ -879,13 +882,6 @@ def moved_values(recorded: Recorded) -> dict[str, str]:
             if results & state.made_by or not read.isdisjoint(state.reads):
                 found[place.name] = line_with_source(event.line)
     return found
-
-
-def on_device(leaf: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy of a leaf of the batch; without values it is absent."""
-    if leaf.is_meta:
-        return Absent.of(leaf.detach())
-    return leaf.to(device).clone()
 
 
 def dependent_addresses(record: ProgramRecord) -> tuple[Address, ...]:

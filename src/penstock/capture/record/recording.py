@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 
@@ -55,7 +56,8 @@ class Recording:
         with exchanged(modules.replaced(self._blocks)), functions_through(functions.own_function):
             modules.begin()
             try:
-                with fresh_results(), scripts_seen(self._note_script), functions:
+                seen = scripts_seen(partial(setattr, record, "has_scripts", True))
+                with fresh_results(), seen, functions:
                     yield
             finally:
                 modules.is_active = False
@@ -68,6 +70,3 @@ class Recording:
     def end_model(self) -> None:
         """Note that the model has returned, and the loss function has not begun."""
         self.record.model_end = len(self.record.events)
-
-    def _note_script(self) -> None:
-        self.record.has_scripts = True
