@@ -38,7 +38,6 @@ MOST_LINES_OF_CODE_OF_A_CLASS = 400
 LARGE_CLASSES = {
     "capture/layer_graph.py: LayerGraph",
     "capture/record/example.py: _Recorder",
-    "capture/record/recording.py: ProgramRecording",
     "capture/forward/partial_forward.py: ProgramStage",
     "runtime/engine.py: Engine",
     "runtime/pipeline.py: Pipeline",
@@ -46,7 +45,7 @@ LARGE_CLASSES = {
 """Classes above a limit, until they are split."""
 
 CYCLES = {
-    "penstock.capture": 26,
+    "penstock.capture": 2,
     "penstock.plan": 2,
     "penstock.runtime.update": 2,
     "penstock.runtime.transport": 4,

@@ -291,7 +291,7 @@ def run_stages(graph: LayerGraph, batch: Any) -> Plain:
     own: Any = graph
     gradients = {
         name: found.get(id(p), torch.zeros_like(p))
-        for name, p in own.tensors.parameters.items()
+        for name, p in own.program.tensors.parameters.items()
         if p.requires_grad
     }
     return Plain(loss, gradients)

@@ -12,7 +12,7 @@ import torch
 import transformers
 from torch import nn
 
-from penstock.capture.contract import StageProgram
+from penstock.capture.forward.stage_module import StageProgram
 from penstock.capture.layer_graph import LayerGraph
 
 # Sums in another order than the unsplit model's: gradients of received tensors are added up.

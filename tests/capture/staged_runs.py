@@ -75,7 +75,7 @@ class StagedRun:
 
     def step(self, batch: Any, rows: Sequence[int], *, recompute: bool = False) -> float:
         """One step of micro-batches with these numbers of samples; returns its loss."""
-        if any([graph.follow_flags() for graph in self.graphs]):
+        if any([graph.cut.follow_flags() for graph in self.graphs]):
             self._make_stages()
         leaves = self.last.batch_leaves(batch)
         self.steps += 1

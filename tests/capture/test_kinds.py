@@ -134,7 +134,7 @@ def test_a_dimension_of_a_key_that_one_kind_lacks_may_vary() -> None:
     plain, heard = {"x": torch.ones(4, 4)}, {"x": torch.ones(4, 4), "sound": torch.ones(4, 6, 2)}
     dynamic: Dynamic = {"sound": {1: "places"}}
     graph = capture_model(Sounds(), heard, dynamic=dynamic, other_examples=[plain])
-    assert [len(kind.lengths) for kind in graph.kinds] == [1, 0]
+    assert [len(kind.layout.lengths) for kind in graph.kinds] == [1, 0]
     assert kind_of(graph, {**plain, "sound": torch.ones(4, 9, 2)}) == 0
     with pytest.raises(BadInput, match="dynamic names 'noise', but the batch has no tensor there"):
         capture_model(Sounds(), heard, dynamic={"noise": {1: "n"}}, other_examples=[plain])

@@ -99,7 +99,7 @@ def test_t5_has_a_length_of_its_own_for_what_goes_in_and_for_what_comes_out(
         return padded(samples, words) | {"labels": padded(samples, answers)["labels"]}
 
     graph = capture_model(model, batch(4, 12, 9), dynamic=TWO_LENGTHS, granularity="block")
-    assert [length.name for length in graph.lengths] == ["words", "answers"]
+    assert [length.name for length in graph.layout.lengths] == ["words", "answers"]
     for shape in ((4, 12, 9), (2, 7, 16), (3, 40, 5)):
         # T5 rounds norms to float32 in the plain model and in the stages alike.
         assert_equal_at(model, graph, batch(*shape), model(**batch(*shape)).loss)

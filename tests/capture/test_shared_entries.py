@@ -13,7 +13,7 @@ from penstock.errors import BadInput, CaptureFailed
 
 
 def rows_of(graph):
-    return {leaf.name.split("'")[1]: leaf.rows for leaf in graph.call.layout.leaves}
+    return {leaf.name.split("'")[1]: leaf.rows for leaf in graph.layout.leaves}
 
 
 SHARED = {"words": 1, "places": 0, "mask": 0, "scale": 0, "labels": 1}
@@ -61,8 +61,8 @@ def test_where_both_readings_run_the_user_is_asked():
     batch = torch.randn(4, 3), torch.randn(8, 3)
     with pytest.raises(BadInput, match=r"rows=\{1: 2\} and with rows=\{1: 0\}; pass one of them"):
         capture_model(Offset(), batch)
-    assert capture_model(Offset(), batch, rows={1: 0}).call.layout.shared == {1}
-    assert capture_model(Offset(), batch, rows={1: 2}).call.layout.shared == set()
+    assert capture_model(Offset(), batch, rows={1: 0}).layout.shared == {1}
+    assert capture_model(Offset(), batch, rows={1: 2}).layout.shared == set()
 
 
 def test_samples_that_would_act_on_one_another_are_not_taken_to_share():

@@ -94,7 +94,7 @@ def test_outputs_need_neither_names_nor_targets():
 )
 def test_a_number_that_is_read_is_a_constant(read):
     graph = captured(read, epoch=3)
-    assert [entry.name for entry in graph.call.layout.unread] == ["batch['file']"]
+    assert [entry.name for entry in graph.layout.unread] == ["batch['file']"]
     graph.batch_leaves(batch_of(epoch=3))
     with pytest.raises(BadInput, match=r"batch\['epoch'\] is 4, but was 3 at capture"):
         graph.batch_leaves(batch_of(epoch=4))
@@ -137,7 +137,7 @@ def test_names_that_forward_reads_are_refused(read):
 
 def test_a_number_is_a_constant_where_the_user_catches_every_error():
     graph = captured(swallowed_number, epoch=2)
-    assert [entry.name for entry in graph.call.layout.unread] == ["batch['file']"]
+    assert [entry.name for entry in graph.layout.unread] == ["batch['file']"]
 
 
 @pytest.mark.parametrize("labels", [np.zeros(4), iter([0, 1, 2, 0]), b"0120"])
@@ -169,7 +169,7 @@ def test_code_that_looks_for_tensors_or_passes_entries_on_does_not_read():
         assert isinstance(batch["epoch"], int) and isinstance(batch["file"], list)
         return loss(scores, dict(batch))
 
-    names = [entry.name for entry in captured(loss=of_tensors).call.layout.unread]
+    names = [entry.name for entry in captured(loss=of_tensors).layout.unread]
     assert names == ["batch['file']", "batch['epoch']"]
 
 

@@ -71,7 +71,7 @@ def in_process(graph: LayerGraph, plan: Plan, batch: Any, **options: Any) -> Pip
 
 def held(graph, name: str) -> torch.Tensor:
     """A parameter of the captured model."""
-    return graph.tensors.parameters[name]
+    return graph.program.tensors.parameters[name]
 
 
 def test_ranks_replicas_split_backwards_and_several_batches_give_the_same_loss() -> None:

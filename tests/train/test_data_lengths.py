@@ -134,7 +134,7 @@ def test_what_varies_is_found_in_the_data() -> None:
     assert found is not None
     assert found.names == ("length",)
     assert found.longest.lengths == (30,)
-    assert build_and_capture(job(dynamic="auto")).lengths[0].name == "length"
+    assert build_and_capture(job(dynamic="auto")).layout.lengths[0].name == "length"
 
 
 def uneven(*where: Any) -> Iterator[dict[str, torch.Tensor]]:

@@ -108,7 +108,7 @@ def capture_model(
 
     examples = [batch, *other_examples]
     graphs = [captured(example) for example in examples]
-    unread = [entry.name for graph in graphs for entry in graph.call.layout.unread]
+    unread = [entry.name for graph in graphs for entry in graph.layout.unread]
     if unread and os.environ.get("RANK", "0") == "0":
         names = ", ".join(dict.fromkeys(unread))
         warnings.warn(f"not passed to the stages, since nothing reads it: {names}", stacklevel=2)
@@ -130,7 +130,7 @@ def with_evaluation(
     program = graph.program
     for with_loss in () if graph.recorded.evaluates_alike else (True, False):
         try:
-            leaves = graph.call.layout.flatten(example)
+            leaves = graph.layout.flatten(example)
             recorded = record(program, leaves, training=False, with_loss=with_loss)
             found = LayerGraph.of(program, recorded, kinds=2)
             if found.cut.follow(graph.cut):
@@ -158,7 +158,7 @@ def with_path(graph: LayerGraph, kind: int, batch: Batch) -> LayerGraph:
         return found
 
     try:
-        recorded = record(like.program, like.call.layout.flatten(batch))
+        recorded = record(like.program, like.layout.flatten(batch))
     except CaptureFailed as problem:
         if isinstance(need := problem.__cause__, NeedsValues):
             raise BadInput(
@@ -236,7 +236,7 @@ def the_only_one(
     if not found:
         raise problems[0]
     found = [graph for graph in found if not graph.recorded.sizes.any_shrinks] or found
-    one, *others = (graph.call.layout for graph in found)
+    one, *others = (graph.layout for graph in found)
     record, loss = found[0].recorded.record, found[0].recorded.loss
     read = found[0].cut.leaves_of(record.behind([record.values[loss].maker]))
     for other in others:

@@ -1,16 +1,13 @@
-"""A stage of a captured model as one module, and the tensors that cross between layers."""
+"""Batches and losses as users give them, and the tensors that cross between layers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from penstock.capture.batch.lengths import LengthsOf, SizeOfLengths
-
-if TYPE_CHECKING:
-    from penstock.capture.forward.stage_module import StageModule
 
 Batch = Any
 """A tensor, or a tuple, list or dict of tensors: one batch as the user's loader yields it."""
@@ -93,28 +90,3 @@ class ParameterUse:
     bytes: int
     requires_grad: bool
     is_buffer: bool = False
-
-
-@dataclass(frozen=True)
-class StageProgram:
-    """The layers ``[lo, hi)`` as one module.
-
-    ``module(*batch_leaves, *received)`` takes the leaves of the (sliced) batch with the indices
-    ``batch_inputs``, then the tensors that ``received`` describes. It returns a tuple of the
-    tensors that ``sent`` describes. The last stage also returns ``(loss, weight)``: the mean loss
-    of its slice, and the number of terms of that mean as a 0-dim float tensor (rows, or valid
-    targets if the loss ignores some), so that slices can be weighted exactly. Last come the model's
-    outputs with the indices ``outputs``. Parameters and buffers keep their names in the user's
-    model. Of the leaves ``sized`` only sizes and the device are read. The last tensors in ``sent``
-    are not made here but passed on: those of ``received`` with the indices ``relayed``.
-    """
-
-    layers: range
-    module: "StageModule"
-    batch_inputs: tuple[int, ...]
-    received: tuple[TensorSpec, ...]
-    sent: tuple[TensorSpec, ...]
-    is_last: bool
-    outputs: tuple[int, ...] = ()
-    sized: frozenset[int] = frozenset()
-    relayed: tuple[int, ...] = ()

@@ -64,16 +64,16 @@ def kind_of(graph: LayerGraph, batch: Batch, *, for_outputs: bool = False) -> in
     found, problems = dict[int, int](), list[BadInput]()
     for number, kind in enumerate(graph.kinds):
         try:
-            leaves = kind.known_leaves(batch) if for_outputs else kind.call.layout.flatten(batch)
+            leaves = kind.known_leaves(batch) if for_outputs else kind.layout.flatten(batch)
             found[number] = len(leaves)
         except BadInput as problem:
             problems.append(problem)
     if found:
         return max(found, key=lambda number: found[number])
     for kind, problem in zip(graph.kinds, problems, strict=True):
-        if keys_of(batch) == keys_of(kind.call.layout.structure):
+        if keys_of(batch) == keys_of(kind.layout.structure):
             raise problem
-    examples = " and ".join({keys_of(kind.call.layout.structure): None for kind in graph.kinds})
+    examples = " and ".join({keys_of(kind.layout.structure): None for kind in graph.kinds})
     raise BadInput(
         f"the batch has {keys_of(batch)}, and the examples have {examples}; give a batch like it "
         f"at capture, too: other_examples=[..., batch]"

@@ -9,31 +9,25 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import nn
 
-from penstock.capture.batch.call import BatchCall
-from penstock.capture.batch.lengths import Length, LengthsOf
+from penstock.capture.batch.layout import BatchLayout
+from penstock.capture.batch.lengths import LengthsOf
 from penstock.capture.batch.part import Leaf
-from penstock.capture.contract import (
-    Batch,
-    LossFunction,
-    ParameterUse,
-    StageProgram,
-    TensorSpec,
-)
+from penstock.capture.contract import Batch, ParameterUse, TensorSpec
 from penstock.capture.cut.cut import Cut, LayerCrossing
 from penstock.capture.cut.needs import Needs, needs_of_outputs
 from penstock.capture.forward.checked import in_words
 from penstock.capture.forward.kept_state import KeptState, Place
 from penstock.capture.forward.partial_forward import Costs, ProgramPart, ProgramStage, StageRun
-from penstock.capture.forward.stage_module import StageModule
+from penstock.capture.forward.stage_module import StageModule, StageProgram
 from penstock.capture.loss.loss_parts import LossAction, LossParts
 from penstock.capture.loss.loss_path import LossPath, OtherPath
 from penstock.capture.loss.step_values import AnyLeaf, StepValues
 from penstock.capture.record.absent import Absent, release
+from penstock.capture.record.calls import TensorReference
 from penstock.capture.record.example import Recorded
-from penstock.capture.record.model_and_loss import ProgramTensors, UserProgram, WholeModule
+from penstock.capture.record.model_and_loss import UserProgram, WholeModule
 from penstock.capture.record.model_outputs import StructuredOutputs, flatten_outputs
 from penstock.capture.record.model_state import StatePlace, place_of
-from penstock.capture.record.recording import TensorReference
 from penstock.capture.record.sizes import BatchSize
 from penstock.errors import BadInput, shortened
 from penstock.text import counted, html_table
@@ -141,19 +135,9 @@ class LayerGraph:
         return self.program.model
 
     @property
-    def tensors(self) -> ProgramTensors:
-        """Parameters and buffers of model and loss by first name."""
-        return self.program.tensors
-
-    @property
-    def loss(self) -> LossFunction | None:
-        """The user's loss function."""
-        return self.program.loss
-
-    @property
-    def call(self) -> BatchCall:
-        """Conventions by which a batch goes to model and loss."""
-        return self.program.call
+    def layout(self) -> BatchLayout:
+        """The tensors of a batch, and where their samples are."""
+        return self.program.call.layout
 
     @property
     def layer_names(self) -> tuple[str, ...]:
@@ -191,7 +175,7 @@ class LayerGraph:
     @property
     def batch_size(self) -> int:
         """Samples in the example batch."""
-        return self.call.layout.batch_size
+        return self.layout.batch_size
 
     @property
     def parameter_uses(self) -> tuple[ParameterUse, ...]:
@@ -282,18 +266,6 @@ class LayerGraph:
         """Tensors read by later layers, in order of execution."""
         return tuple((self.spec(c.value), c.maker, c.readers) for c in self._crossings)
 
-    @property
-    def changed_flags(self) -> list[str]:
-        """Parameters whose ``requires_grad`` has changed since specs were made."""
-        return self.cut.changed_flags
-
-    def follow_flags(self) -> bool:
-        """Take up ``requires_grad`` of all parameters; return whether any has changed.
-
-        Then specs, and stages made of them, are to be made again.
-        """
-        return self.cut.follow_flags()
-
     @cached_property
     def _trained(self) -> frozenset[int]:
         return frozenset(crossing.value for crossing in self.cut.crossings)
@@ -313,7 +285,7 @@ class LayerGraph:
     def _needs(self) -> Needs:
         if self.wants == "outputs":
             return needs_of_outputs(self.cut, self._outputs)
-        return Needs(frozenset(range(self.cut.end)), frozenset(range(len(self.call.layout.leaves))))
+        return Needs(frozenset(range(self.cut.end)), frozenset(range(len(self.layout.leaves))))
 
     @cached_property
     def _crossings(self) -> tuple[LayerCrossing, ...]:
@@ -333,7 +305,7 @@ class LayerGraph:
 
     def batch_leaves(self, batch: Batch) -> list[torch.Tensor]:
         """The tensors of ``batch`` in order, checked against the example (BadInput if unlike)."""
-        leaves = self.call.layout.flatten(batch)
+        leaves = self.layout.flatten(batch)
         return self.step_values.beside([leaves])[0] if self._needs_step else leaves
 
     @property
@@ -358,18 +330,18 @@ class LayerGraph:
 
     def as_one_step(self, batches: Sequence[Sequence[AnyLeaf]]) -> list[list[AnyLeaf]]:
         """The leaves of batches of one step, or of parts, with the step's values if needed."""
-        own = [list(leaves[: len(self.call.layout.leaves)]) for leaves in batches]
+        own = [list(leaves[: len(self.layout.leaves)]) for leaves in batches]
         return self.step_values.beside(own) if self._needs_step else own
 
     def as_own_steps(self, leaves: Sequence[Leaf], cut: Sequence[range]) -> list[Leaf]:
         """The leaves of a batch in which each micro-batch is a step of its own."""
         if not self._needs_step:
             return list(leaves)
-        return self.step_values.of_each_part(leaves[: len(self.call.layout.leaves)], cut)
+        return self.step_values.of_each_part(leaves[: len(self.layout.leaves)], cut)
 
     def follows_path(self, batch: Batch) -> bool:
         """Return whether the batch shows no reason for its loss to leave the recorded path."""
-        leaves = dict(enumerate(self.call.layout.flatten(batch)))
+        leaves = dict(enumerate(self.layout.flatten(batch)))
         size = BatchSize(leaves[0].shape[0], self.lengths_of(leaves))
         device = self.recorded.device
         own = {i: leaf if leaf.is_meta else leaf.to(device) for i, leaf in leaves.items()}
@@ -416,7 +388,7 @@ class LayerGraph:
             self.lengths_of,
             recorded.device,
             adds=adds,
-            shared=self.call.layout.shared,
+            shared=self.layout.shared,
         )
 
     def _adds_up(self, number: int, action: LossAction) -> bool:
@@ -435,29 +407,20 @@ class LayerGraph:
         """The leaves of a batch that layers may read."""
         return self._needs.leaves
 
-    def targets(self, leaves: Mapping[int, torch.Tensor]) -> Batch:
-        """Return what the loss function gets besides the output; without one, the whole batch."""
-        return self.call.target(leaves)
-
     def known_leaves(self, batch: Batch) -> dict[int, torch.Tensor]:
         """The leaves of a batch that are read, by index (BadInput if unlike the example)."""
-        return self.call.leaves(batch, self.leaves_read)
-
-    @property
-    def lengths(self) -> tuple[Length, ...]:
-        """The lengths that vary from batch to batch, as declared."""
-        return self.call.layout.lengths
+        return self.program.call.leaves(batch, self.leaves_read)
 
     @property
     def largest_lengths(self) -> LengthsOf:
         """The largest declared value of each length, or that of the example batch."""
-        layout = self.call.layout
+        layout = self.layout
         pairs = zip(layout.example_lengths, layout.lengths, strict=True)
         return tuple(size if length.max is None else length.max for size, length in pairs)
 
     def lengths_of(self, leaves: Mapping[int, Leaf]) -> LengthsOf:
         """The lengths of a batch."""
-        return self.call.layout.lengths_of(leaves)
+        return self.layout.lengths_of(leaves)
 
     # Outputs.
 
@@ -492,8 +455,8 @@ class LayerGraph:
 
     def outputs_in(self, output: Any, loss: torch.Tensor | None) -> list[torch.Tensor]:
         """The tensors of what the model returned, in the order of `outputs`."""
-        own = loss if self.loss is None else None
-        if self.wants == "outputs" and self.loss is None:
+        own = loss if self.program.loss is None else None
+        if self.wants == "outputs" and self.program.loss is None:
             own = loss_of(output)
         found = flatten_outputs(output, own).tensors
         if len(found) != len(self.recorded.output_values):
@@ -581,7 +544,7 @@ class LayerGraph:
         events = self.recorded.record.events
         acts = any(part.makes(n, events[n]) for n in self.recorded.parts.actions)
         if self._needs_step and (has_loss or acts):
-            inputs = (*inputs, len(self.call.layout.leaves))
+            inputs = (*inputs, len(self.layout.leaves))
         outputs = tuple(range(len(self.output_layers))) if is_last else ()
         sent = tuple(self.spec(value) for value in part.sent)
         module = StageModule(
@@ -621,7 +584,9 @@ class LayerGraph:
         made = max((record.values[value].maker for value in sent), default=last)
         changing = {unit for unit, _ in self.recorded.unit_changes}
         late = any(event.address[0] in changing for event in record.events[made + 1 : last])
-        hooked = any(first <= record.values[v].maker < last for v in record.tensor_hooks.values())
+        hooked = any(
+            first <= record.values[v].maker < last for v in record.hooks.on_tensors.values()
+        )
         to_end = bool(self.recorded.changes_again) or record.is_temporary or hooked or late
         return ProgramPart(first, last, units, frozenset(held), received, sent, answers, to_end)
 
@@ -686,7 +651,7 @@ class LayerGraph:
         found: list[int] = []
         if not inputs and not any(spec.has_plain_rows for spec in received):
             found.append(min(self.leaves_read, default=0))
-        for places in self.call.layout.length_places:
+        for places in self.layout.length_places:
             readable = [leaf for leaf, _ in places if leaf in self.leaves_read]
             if readable and not any(leaf in (*inputs, *found) for leaf, _ in places):
                 found.append(readable[0])

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from penstock.capture.contract import StageProgram
 from penstock.capture.forward.call import ProgramCall, casts_kept, entering
 from penstock.capture.forward.deferred_weights import DeferredGradients
 from penstock.capture.forward.materialise import check_values
 from penstock.capture.forward.partial_forward import Costs
 from penstock.capture.forward.restored import kept_attributes, kept_buffers
+from penstock.capture.forward.stage_module import StageProgram
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.record.outside_state import kept_random_state
 from penstock.capture.record.stand_ins import with_values

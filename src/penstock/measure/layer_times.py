@@ -12,8 +12,9 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
-from penstock.capture.contract import Batch, StageProgram
+from penstock.capture.contract import Batch
 from penstock.capture.forward.deferred_weights import DeferredGradients
+from penstock.capture.forward.stage_module import StageProgram
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.record.stand_ins import is_on_meta
 from penstock.capture.record.torch_calls import CountedNorms

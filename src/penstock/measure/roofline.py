@@ -24,7 +24,8 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from penstock.capture.contract import Batch, StageProgram
+from penstock.capture.contract import Batch
+from penstock.capture.forward.stage_module import StageProgram
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.record.stand_ins import standing_in
 from penstock.capture.record.torch_calls import CountedNorms

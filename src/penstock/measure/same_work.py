@@ -10,8 +10,8 @@ from torch import nn
 from penstock.capture.batch.lengths import LengthsOf
 from penstock.capture.forward.stage_module import StageModule
 from penstock.capture.layer_graph import LayerGraph
+from penstock.capture.record.calls import TensorReference
 from penstock.capture.record.model_state import PLAIN
-from penstock.capture.record.recording import TensorReference
 from penstock.measure.layer_runs import LayerRun
 from penstock.profile.model_profile import Affine, Edge, SharedParameter
 from penstock.torch_internals import pytree, storage_id

@@ -73,7 +73,7 @@ def divided_of(
     from torch.distributed.tensor import DTensor
 
     parallelize, model = function_of(graph), on_meta(graph.model)
-    leaves = graph.batch_leaves(batch)[: len(graph.call.layout.leaves)]
+    leaves = graph.batch_leaves(batch)[: len(graph.layout.leaves)]
     given = {index: leaf.to("meta") for index, leaf in enumerate(leaves)}
     with fake_mesh(RANKS) as mesh:
         parallelize(model, mesh)
@@ -84,7 +84,7 @@ def divided_of(
         }
         seen = Collectives(model)
         with suppress(RuntimeError, NotImplementedError), seen, torch.no_grad():
-            graph.call.call(model, given)
+            graph.program.call.call(model, given)
     samples = leaves[0].shape[0]
     return dims, {path: (number, size / samples) for path, (number, size) in seen.found.items()}
 

@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from penstock.capture.contract import StageProgram, TensorSpec
+from penstock.capture.contract import TensorSpec
+from penstock.capture.forward.stage_module import StageProgram
 from penstock.plan.plan import Plan
 from penstock.rehearse.emulation import Crossings, SharedPiece
 from penstock.runtime.stage.runner import LossTerm, StageInputs, Tensors, Work

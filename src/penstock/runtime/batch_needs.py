@@ -17,7 +17,7 @@ import torch
 
 from penstock.capture.batch.layout import key_of
 from penstock.capture.batch.part import BatchPart, LeafKey
-from penstock.capture.contract import StageProgram
+from penstock.capture.forward.stage_module import StageProgram
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
@@ -188,7 +188,7 @@ def needs_of(
     synchronised: frozenset[int],
 ) -> BatchNeeds:
     """Derive what ``rank`` reads from its stages' programs; with ``metrics`` also their target."""
-    layout = graph.call.layout
+    layout = graph.layout
     additional = len(layout.leaves)
     read: dict[int, set[int]] = {}
     for stage, program in programs.items():
@@ -197,7 +197,7 @@ def needs_of(
                 read.setdefault(index, set()).add(stage)
     last = len(plan.stages) - 1
     if metrics and last in programs:
-        for index in graph.call.target_leaves:
+        for index in graph.program.call.target_leaves:
             read.setdefault(index, set()).add(last)
     every = graph.summed_leaves if additional in read else frozenset[int]()
     sized = frozenset(chain.from_iterable(program.sized for program in programs.values()))

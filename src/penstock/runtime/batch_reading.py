@@ -97,11 +97,11 @@ class BatchReading:
         """The lengths of a batch (or of its bucket) by name; empty for models without lengths."""
         is_part = isinstance(batch, BatchPart)
         graph = self._graph if is_part else self._of_kind(batch)
-        if not graph.lengths:
+        if not graph.layout.lengths:
             return {}
         leaves = self._leaves_of(batch) if is_part else graph.batch_leaves(batch)
         found = graph.lengths_of(dict(enumerate(leaves)))
-        return dict(zip((length.name for length in graph.lengths), found, strict=True))
+        return dict(zip((length.name for length in graph.layout.lengths), found, strict=True))
 
     def _agreed(self, batches: Sequence[Batch]) -> list[list[PartialLeaf]]:
         engine, made, problem = self._engine, list[list[PartialLeaf]](), ""
@@ -146,7 +146,7 @@ class BatchReading:
             raise BadInput(f"rank {rank} was given {batch}: {problem}") from None
 
     def _checked(self, part: BatchPart) -> list[PartialLeaf]:
-        layout, graph = self._graph.call.layout, self._graph
+        layout, graph = self._graph.layout, self._graph
         known = [key_of(path) for path in layout.paths]
         for key in part.leaves:
             if key not in known:
@@ -187,7 +187,7 @@ class BatchReading:
                 f"it lacks {need.name}, of which this rank reads the rows {in_words(wanted)}; give "
                 f"leaves={{{need.key!r}: ...}}"
             )
-        spec = self._graph.call.layout.leaves[need.index]
+        spec = self._graph.layout.leaves[need.index]
         if need.shared:
             tensor = spec.by_sample(tensor, part.samples)
             check_leaf(spec, tensor)
@@ -205,7 +205,7 @@ class BatchReading:
 
     def _lengths(self, part: BatchPart, held: Mapping[int, torch.Tensor | None]) -> tuple[int, ...]:
         """The lengths of the whole batch, as stated or as the tensors of this rank show them."""
-        layout, found = self._graph.call.layout, list[int]()
+        layout, found = self._graph.layout, list[int]()
         for length, places in zip(layout.lengths, layout.length_places, strict=True):
             sizes = {
                 layout.place(leaf, dim): tensor.shape[dim]

@@ -16,9 +16,10 @@ import torch
 import torch.distributed as dist
 
 from penstock.capture.batch.part import Leaf, PartialLeaf
-from penstock.capture.contract import Batch, StageProgram
+from penstock.capture.contract import Batch
 from penstock.capture.forward.call import casts_kept
 from penstock.capture.forward.restored import kept_attributes, kept_buffers
+from penstock.capture.forward.stage_module import StageProgram
 from penstock.capture.kinds import kind_of
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.record.elsewhere import StateLoads, refuse_foreign_values
@@ -460,12 +461,12 @@ class Engine:
         Otherwise a rank would send messages of another size than its peers expect. ``sizes`` are
         the number of samples and the lengths of each batch.
         """
-        if not self.graph.lengths:
+        if not self.graph.layout.lengths:
             return
         with self.failures.shared():
             own = [float(number) for size in sizes for number in size]
             rows = self.numbers.exchange(own, "the lengths of a batch")
-        check_sizes(rows, ["samples", *(length.name for length in self.graph.lengths)])
+        check_sizes(rows, ["samples", *(length.name for length in self.graph.layout.lengths)])
 
     @property
     def has_ended(self) -> bool:

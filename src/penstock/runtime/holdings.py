@@ -6,7 +6,8 @@ from zlib import crc32
 import torch
 from torch import nn
 
-from penstock.capture.contract import ParameterUse, StageProgram
+from penstock.capture.contract import ParameterUse
+from penstock.capture.forward.stage_module import StageProgram
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.record.absent import Absent
 from penstock.capture.record.elsewhere import Whence

@@ -714,7 +714,7 @@ class Pipeline:
 
     def _of_stream(self, batch: Batch) -> Sequence[Leaf]:
         """Read this rank's parts of a batch that follows others without a pause."""
-        if changed := self._graph.changed_flags:
+        if changed := self._graph.cut.changed_flags:
             raise BadInput(
                 f"requires_grad of '{changed[0]}' was changed within stream(); change it before "
                 f"stream() is called, or between calls of step()"
@@ -735,12 +735,12 @@ class Pipeline:
         Messages, sums of gradients and the optimizer are made for what is trained.
         """
         self._check_own_weights("train")
-        changed = self._graph.changed_flags
+        changed = self._graph.cut.changed_flags
         if not changed:
             return
         thawed = f"a change of requires_grad of '{changed[0]}'"
         check_conflicts(self._uses | {"thawed": thawed})
-        self._connect_anew(self._graph.follow_flags)
+        self._connect_anew(self._graph.cut.follow_flags)
 
     def _connect_anew(self, change: Callable[[], object], *, goes_on: bool = True) -> None:
         """Reconnect the ranks after a ``change``; the training ``goes_on`` from its state."""

@@ -12,7 +12,7 @@ import torch
 
 from penstock.capture.batch.lengths import LengthsOf
 from penstock.capture.batch.part import Leaf, PartialLeaf, sliced
-from penstock.capture.contract import StageProgram
+from penstock.capture.forward.stage_module import StageProgram
 from penstock.device import copied_to
 from penstock.errors import PenstockError, RunFailed
 from penstock.plan.plan import Plan

@@ -110,9 +110,9 @@ class MetricSums:
         tensors = [outputs[number].detach() for number in sorted(outputs)]
         device = tensors[0].device if tensors else torch.device("cpu")
         with torch.no_grad():
-            read = self.graph.call.target_leaves
-            leaves = {i: self._leaves[i][rows.start : rows.stop] for i in read}
-            target = self.graph.targets({i: copied_to(device, leaf) for i, leaf in leaves.items()})
+            call = self.graph.program.call
+            leaves = {i: self._leaves[i][rows.start : rows.stop] for i in call.target_leaves}
+            target = call.target({i: copied_to(device, leaf) for i, leaf in leaves.items()})
             output = self.graph.outputs.rebuild(tensors)
             for name, metric, sums in zip(self.names, self._metrics, self._sums, strict=True):
                 if isinstance(metric, str):

@@ -7,10 +7,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from penstock.capture.capture import capture_model
-from penstock.capture.contract import StageProgram
 from penstock.capture.forward.call import ProgramCall
 from penstock.capture.forward.deferred_weights import LARGE, DeferredGradients
-from penstock.capture.forward.stage_module import StageModule
+from penstock.capture.forward.stage_module import StageModule, StageProgram
 from penstock.runtime.stage.runner import ModuleRunner, StageInputs
 
 ROWS, TOKENS, WIDTH, VOCABULARY = 3, 5, 8, 11

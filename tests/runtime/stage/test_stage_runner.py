@@ -9,7 +9,7 @@ from torch import nn
 
 from penstock.capture.capture import capture_model
 from penstock.capture.chain import Chain
-from penstock.capture.contract import StageProgram
+from penstock.capture.forward.stage_module import StageProgram
 from penstock.runtime.stage.runner import ModuleRunner, StageInputs
 
 ROWS, WIDTH = 4, 6

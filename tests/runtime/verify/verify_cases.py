@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.optim import SGD
 
 from penstock.capture.capture import capture_model
-from penstock.capture.contract import StageProgram
+from penstock.capture.forward.stage_module import StageProgram
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import RunFailed
 from penstock.plan.plan import Plan, Stage

@@ -20,9 +20,9 @@ from torch import nn
 
 from penstock.capture.chain import Chain
 from penstock.capture.contract import ParameterUse, TensorSpec
+from penstock.capture.record.calls import RecordedCall
 from penstock.capture.record.example import Recorded
 from penstock.capture.record.model_and_loss import LOSS, UserProgram
-from penstock.capture.record.recording import RecordedCall
 from penstock.capture.record.sizes import BatchSize, Formula, Size
 from penstock.capture.tensor_parts import bytes_of
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.capture.cut.cut import Cut
-from penstock.capture.record.recording import MASK
+from penstock.capture.record.calls import MASK
 
 
 @dataclass(frozen=True)

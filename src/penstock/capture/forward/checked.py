@@ -6,53 +6,42 @@ same order; what a batch alone decides (whether a mask is needed) may differ fro
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from penstock.capture.forward.partial_forward import PathChanged, ProgramStage
 from penstock.capture.record.absent import Absent, NeedsValues
-from penstock.capture.record.example import leaves_as_values
+from penstock.capture.record.calls import Address, ProgramRecord, RecordedCall, tensors_in
 from penstock.capture.record.outside_state import kept_random_state
-from penstock.capture.record.recording import (
-    Address,
-    ProgramRecording,
-    RecordedCall,
-    tensors_in,
-)
+from penstock.capture.record.recording import Recording
 from penstock.capture.record.user_lines import line_in_words, line_of_user
 from penstock.device import device_in_use
 from penstock.errors import BadInput
 from penstock.torch_internals import NoFunctionCalls
 
-if TYPE_CHECKING:
-    from penstock.capture.layer_graph import LayerGraph
-
 
 def checked(
-    graph: "LayerGraph",
     stage: ProgramStage,
     call: Callable[[], Any],
     leaves: Mapping[int, torch.Tensor],
 ) -> Callable[[], Any]:
     """``call``, a run of the user's program in ``stage``, which also compares its calls."""
-    record = graph.recorded.record
+    program, record = stage.program, stage.record
 
     def run() -> Any:
-        again = ProgramRecording(graph.program, record.units, (), stage.stand_ins, None)
+        again = Recording(program, record.units, (), stage.stand_ins, None)
         functions: dict[Any, tuple[Any, ...]] = {}
-        again.on_function = partial(note_function, functions)
-        given = [leaves[index] for index in sorted(leaves)]
-        leaves_as_values(again, given)
-        arrived = RecordedCall(("", "received"), params=["received"])
-        again.events.append(arrived)
+        again.functions.on_function = partial(note_function, functions)
+        again.add_leaves([leaves[index] for index in sorted(leaves)])
+        again.record.events.append(RecordedCall(("", "received"), params=["received"]))
         for slot, tensor in enumerate(stage.received.values()):
-            again.make(arrived, len(given), slot, tensor)
+            again.tensors.make(slot, tensor)
         try:
             with again.active():
                 return call()
         finally:
-            compare(record, again)
+            compare(record, again.record)
             for kind, given in functions.items():
                 with stage.aside():
                     check_gradients(kind, *given)
@@ -101,7 +90,7 @@ def without_history(argument: Any) -> Any:
     return argument.detach().clone().requires_grad_(argument.requires_grad)
 
 
-def compare(record: ProgramRecording, again: ProgramRecording) -> None:
+def compare(record: ProgramRecord, again: ProgramRecord) -> None:
     """Raise `PathChanged` if the calls of the record are not made in order, up to a stage's end.
 
     More calls of functions may be made, by hooks that the user has registered since.
@@ -118,7 +107,7 @@ def compare(record: ProgramRecording, again: ProgramRecording) -> None:
             )
 
 
-def dependent_calls(record: ProgramRecording) -> list[RecordedCall]:
+def dependent_calls(record: ProgramRecord) -> list[RecordedCall]:
     """The calls that depend on parameters."""
     return [
         event
@@ -126,7 +115,7 @@ def dependent_calls(record: ProgramRecording) -> list[RecordedCall]:
         if event.depends
         and event.address[0] != ""
         and not event.reads_values
-        and number not in record.hook_events
+        and number not in record.hooks.events
     ]
 
 

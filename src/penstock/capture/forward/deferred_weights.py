@@ -16,8 +16,7 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
 
-from penstock.capture.record.recording import checkpoint_here
-from penstock.torch_internals import gradient_hooks, run_engine
+from penstock.torch_internals import checkpoint_here, gradient_hooks, run_engine
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ import torch
 
 from penstock.capture.forward.partial_forward import ProgramPart, RunContext
 from penstock.capture.loss.loss_parts import LossParts
-from penstock.capture.record.recording import Address
+from penstock.capture.record.calls import Address
 from penstock.capture.record.user_lines import line_in_words
 from penstock.errors import BadInput
 
@@ -54,7 +54,7 @@ class LossAgain:
         again.stage.state_key = module.stage.state_key  # it begins with what that has left
         again.set_context(RunContext(trial=True))
         leaves = [torch.cat([leaves[number] for leaves, _ in kept]) for number in inputs]
-        shared = graph.call.layout.shared
+        shared = graph.layout.shared
         common = [[own[n][0] for own, _ in kept] for n in inputs if n in shared]
         received: list[torch.Tensor] = []
         for value, spec in zip(self.ends, specs, strict=True):

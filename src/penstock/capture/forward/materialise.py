@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from penstock.capture.contract import StageProgram
-from penstock.capture.forward.stage_module import StageModule
+from penstock.capture.forward.stage_module import StageModule, StageProgram
 from penstock.capture.record.absent import Absent
 from penstock.capture.record.model_and_loss import UserProgram
 from penstock.capture.record.model_state import Place, exchanged

@@ -36,6 +36,13 @@ from penstock.capture.record.absent import (
     scripts_seen,
     writes_first,
 )
+from penstock.capture.record.calls import (
+    Address,
+    BlockCall,
+    Made,
+    RecordedCall,
+    tensors_in,
+)
 from penstock.capture.record.example import Recorded
 from penstock.capture.record.model_and_loss import IN_ONE_PROCESS, UserProgram
 from penstock.capture.record.model_state import Place, place_of, put, value_at
@@ -48,14 +55,8 @@ from penstock.capture.record.outside_state import (
     restore_random_state,
     seed_generators,
 )
-from penstock.capture.record.recording import (
-    Address,
-    BlockCall,
-    Made,
-    RecordedCall,
-    tensors_in,
-)
 from penstock.capture.record.sizes import BatchSize
+from penstock.capture.record.units import modules_between
 from penstock.capture.record.user_lines import line_of, line_of_user, line_with_source
 from penstock.device import device_in_use
 from penstock.errors import BadInput
@@ -326,7 +327,7 @@ class ProgramStage:
             drawing = (e for e in events if e.random and e.depends and not e.is_unit)
             self._random_calls = {event.address for event in drawing}
         # What a stage receives has its hooks where it is made, and all gradients arrive there.
-        hooks = self.record.tensor_hooks.items()
+        hooks = self.record.hooks.on_tensors.items()
         self._hooked_elsewhere = {address for address, value in hooks if value in part.received}
         # Where the range begins and ends, if that is to be seen.
         ends = [part.first, part.last] if self.costs else []
@@ -375,11 +376,11 @@ class ProgramStage:
                 and c.first not in self._marks
                 for c in own
             )
-            if plain and not self._watched_anchors and not record.nested:
+            if plain and not self._watched_anchors and not record.has_nested:
                 continue
             way = _Way(self.program.module(path), mutes=not any(call.own for call in own))
             way.sends = path if any(call.sent for call in own) else ""
-            once = len(own) == 1 and not own[0].draws and not record.nested
+            once = len(own) == 1 and not own[0].draws and not record.has_nested
             make = self._called_once if once else self._called_often
             way.forward = wraps(self.program.module(path).forward)(make(path, own, way))
             self._ways.append(way)
@@ -443,10 +444,10 @@ class ProgramStage:
     def _modules_between(self) -> Iterator[tuple[dict[str, Any], str, str]]:
         """Modules between units: whether their calls are this stage's, another's, or of both."""
         part, record = self.part, self.record
-        for path in record.between:
+        for path in modules_between(self.program, record.units):
             below = f"{path}." if path else ""
             inside = {unit for unit in record.counts if unit.startswith(below)}
-            calls = record.hooked.get(path, [])
+            calls = record.hooks.on_modules.get(path, [])
             if calls:
                 here = [part.first <= first and last <= part.last for first, last in calls]
             else:
@@ -951,7 +952,7 @@ class ProgramStage:
 
     def _surroundings(self) -> AbstractContextManager[object]:
         """Return the context that must be around a run of this program."""
-        without_hooks = self.record.has_tensor_hooks and not torch.is_grad_enabled()
+        without_hooks = self.record.hooks.any_on_tensors and not torch.is_grad_enabled()
         sees_checkpoints = CheckpointFunction.__name__ in self.watched_names
         if not (self.record.has_scripts or without_hooks or sees_checkpoints):
             return nullcontext()

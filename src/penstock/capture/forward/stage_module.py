@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +84,7 @@ class StageModule(nn.Module):
             for name, module in every
             if name not in outside and not name.startswith(below)
         ]
-        self._step_leaf = count = len(graph.call.layout.leaves)
+        self._step_leaf = count = len(graph.layout.leaves)
         self._missing = [index for index in range(count) if index not in inputs]
         self._written = [index for index in range(count) if index in record.overwritten]
         self._absent: tuple[BatchSize | None, dict[int, torch.Tensor]] = (None, {})
@@ -178,7 +179,7 @@ class StageModule(nn.Module):
             self.unchecked = False
             stage = self._stage("checking", stage.part)
             stage.share_state(self.stage)
-            call = checked(graph, stage, call, by_index)
+            call = checked(stage, call, by_index)
         try:
             if program.configs:
                 with program.without_caches():
@@ -269,7 +270,7 @@ class StageModule(nn.Module):
         known, found = self._absent
         if known is size:
             return found
-        layout = self.graph.call.layout
+        layout = self.graph.layout
         found = {}
         for index in self._missing:
             spec = layout.leaves[index]
@@ -344,6 +345,31 @@ class StageModule(nn.Module):
                 place = self.graph.program.places(name)
                 place[0][place[1]] = fn(buffer)
         return self
+
+
+@dataclass(frozen=True)
+class StageProgram:
+    """The layers ``[lo, hi)`` as one module.
+
+    ``module(*batch_leaves, *received)`` takes the leaves of the (sliced) batch with the indices
+    ``batch_inputs``, then the tensors that ``received`` describes. It returns a tuple of the
+    tensors that ``sent`` describes. The last stage also returns ``(loss, weight)``: the mean loss
+    of its slice, and the number of terms of that mean as a 0-dim float tensor (rows, or valid
+    targets if the loss ignores some), so that slices can be weighted exactly. Last come the model's
+    outputs with the indices ``outputs``. Parameters and buffers keep their names in the user's
+    model. Of the leaves ``sized`` only sizes and the device are read. The last tensors in ``sent``
+    are not made here but passed on: those of ``received`` with the indices ``relayed``.
+    """
+
+    layers: range
+    module: StageModule
+    batch_inputs: tuple[int, ...]
+    received: tuple[TensorSpec, ...]
+    sent: tuple[TensorSpec, ...]
+    is_last: bool
+    outputs: tuple[int, ...] = ()
+    sized: frozenset[int] = frozenset()
+    relayed: tuple[int, ...] = ()
 
 
 def each_once(

@@ -9,11 +9,11 @@ blocks            block 2 ....... block 3 .......  block 4 .......
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 
-from penstock.capture.record.recording import BlockCall, ProgramRecording
+from penstock.capture.record.calls import BlockCall, ProgramRecord
 
 
 def whole_blocks(
-    record: ProgramRecording, may_be: Callable[[BlockCall], bool]
+    record: ProgramRecord, may_be: Callable[[BlockCall], bool]
 ) -> dict[str, list[BlockCall]]:
     """The blocks of which each call ``may_be`` whole, and no unit is called elsewhere, by path."""
     by_path: dict[str, list[BlockCall]] = defaultdict(list)
@@ -32,7 +32,7 @@ def numbers_in(blocks: Iterable[BlockCall]) -> set[int]:
     return {number for block in blocks for number in range(block.first, block.last)}
 
 
-def units_in(record: ProgramRecording, blocks: Iterable[BlockCall]) -> Counter[str]:
+def units_in(record: ProgramRecord, blocks: Iterable[BlockCall]) -> Counter[str]:
     """Count the calls of units within these calls of blocks."""
     events = (record.events[number] for number in numbers_in(blocks))
     return Counter(event.address[0] for event in events if event.is_unit)

@@ -26,9 +26,9 @@ import torch
 
 from penstock.capture.loss.loss_path import LossPath, loss_path
 from penstock.capture.record.absent import call_name
-from penstock.capture.record.recording import (
+from penstock.capture.record.calls import (
     Address,
-    ProgramRecording,
+    ProgramRecord,
     RecordedCall,
     TensorReference,
 )
@@ -143,13 +143,13 @@ class MustOpen(Exception):
 
 
 def loss_parts(
-    record: ProgramRecording,
-    others: Sequence[ProgramRecording],
+    record: ProgramRecord,
+    others: Sequence[ProgramRecord],
     sizes: ValueSizes,
     loss: int,
     terms: Sequence[int] = (),
     taken: RecordedCall | None = None,
-    sized: Sequence[ProgramRecording] = (),
+    sized: Sequence[ProgramRecord] = (),
 ) -> LossParts:
     """Return how the parts of the loss, a value of ``record``, count.
 
@@ -177,8 +177,8 @@ def loss_parts(
 
 
 def counting_of(
-    record: ProgramRecording,
-    others: Sequence[ProgramRecording],
+    record: ProgramRecord,
+    others: Sequence[ProgramRecord],
     sizes: ValueSizes,
     value: int | None,
     parts: LossParts,
@@ -211,7 +211,7 @@ class _Walk:
     """A walk from the loss back over the calls that made it."""
 
     def __init__(
-        self, record: ProgramRecording, others: Sequence[ProgramRecording], sizes: ValueSizes
+        self, record: ProgramRecord, others: Sequence[ProgramRecord], sizes: ValueSizes
     ) -> None:
         self.record, self.sizes = record, sizes
         self._others = [other.by_address for other in others]

@@ -16,9 +16,9 @@ from typing import Any, TypeAlias
 import torch
 
 from penstock.capture.record.absent import VALUES, writes_first
-from penstock.capture.record.recording import (
+from penstock.capture.record.calls import (
     Address,
-    ProgramRecording,
+    ProgramRecord,
     RecordedCall,
     TensorReference,
     tensors_in,
@@ -67,8 +67,8 @@ LossPath: TypeAlias = Mapping[Address | None, Segment]
 
 
 def loss_path(
-    record: ProgramRecording,
-    others: Sequence[ProgramRecording],
+    record: ProgramRecord,
+    others: Sequence[ProgramRecord],
     loss: int,
     deciding: Collection[int],
 ) -> LossPath:
@@ -101,7 +101,7 @@ def loss_path(
     return found
 
 
-def calls_behind(record: ProgramRecording, loss: Address) -> dict[int, tuple[Address, Constants]]:
+def calls_behind(record: ProgramRecord, loss: Address) -> dict[int, tuple[Address, Constants]]:
     """The calls between units that the loss is made of, by number of event."""
     events = record.events
     behind = record.behind(n for n, event in enumerate(events) if event.address == loss)

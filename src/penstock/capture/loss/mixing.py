@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from penstock.capture.loss.loss_parts import ARITHMETIC, varies
-from penstock.capture.record.recording import (
-    ProgramRecording,
+from penstock.capture.record.calls import (
+    ProgramRecord,
     RecordedCall,
     TensorReference,
 )
@@ -44,7 +44,7 @@ _PARTS = frozenset(
 
 
 def mixing_call(
-    record: ProgramRecording, others: Sequence[ProgramRecording], sizes: ValueSizes, loss: int
+    record: ProgramRecord, others: Sequence[ProgramRecord], sizes: ValueSizes, loss: int
 ) -> str:
     """The first such call on the way to the value ``loss``, in words; empty if there is none.
 
@@ -57,7 +57,7 @@ def mixing_call(
 
 
 def start_of_whole_loss(
-    record: ProgramRecording, others: Sequence[ProgramRecording], sizes: ValueSizes, loss: int
+    record: ProgramRecord, others: Sequence[ProgramRecord], sizes: ValueSizes, loss: int
 ) -> int | None:
     """The first call of the loss function in which samples meet: it mixes them, or adds them up.
 
@@ -79,7 +79,7 @@ def start_of_whole_loss(
 
 
 def _searched(
-    record: ProgramRecording, others: Sequence[ProgramRecording], sizes: ValueSizes, loss: int
+    record: ProgramRecord, others: Sequence[ProgramRecord], sizes: ValueSizes, loss: int
 ) -> Iterator[tuple[int, RecordedCall, str]]:
     """The calls on the way to ``loss``, each with what is mixed there, in words."""
     walk = _Search(record, others, sizes)
@@ -103,7 +103,7 @@ class _Search:
     of_loss: Set[int] = frozenset()
 
     def __init__(
-        self, record: ProgramRecording, others: Sequence[ProgramRecording], sizes: ValueSizes
+        self, record: ProgramRecord, others: Sequence[ProgramRecord], sizes: ValueSizes
     ) -> None:
         self.record, self.sizes = record, sizes
         self.statistics, self.counts, self.tainted = set[int](), set[int](), set[int]()

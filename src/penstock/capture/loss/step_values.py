@@ -13,7 +13,7 @@ import torch
 
 from penstock.capture.batch.part import Leaf, PartialLeaf
 from penstock.capture.record.absent import Absent
-from penstock.capture.record.recording import Address
+from penstock.capture.record.calls import Address
 from penstock.capture.record.sizes import BatchSize
 from penstock.capture.record.user_lines import line_with_source
 from penstock.errors import BadInput

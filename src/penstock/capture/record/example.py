@@ -33,6 +33,7 @@ from penstock.capture.loss.loss_parts import (
 )
 from penstock.capture.loss.mixing import mixing_call, start_of_whole_loss
 from penstock.capture.record.absent import Absent, NeedsValues, UnknownSize
+from penstock.capture.record.calls import Address, Made, ProgramRecord, RecordedCall
 from penstock.capture.record.failures import (
     LengthRefused,
     check_model,
@@ -61,14 +62,17 @@ from penstock.capture.record.outside_state import (
     kept_random_state,
     same_generators,
 )
-from penstock.capture.record.recording import (
-    Address,
-    Made,
-    ProgramRecording,
-    RecordedCall,
-)
+from penstock.capture.record.recording import Recording
+from penstock.capture.record.regions import keep_carried, keep_unit_together
 from penstock.capture.record.sizes import BatchSize, ValueSizes, shapes_of
-from penstock.capture.record.units import Granularity, blocks_around, is_torchs, units_of
+from penstock.capture.record.tensor_facts import shape_of, state_at
+from penstock.capture.record.units import (
+    Granularity,
+    blocks_around,
+    is_torchs,
+    modules_between,
+    units_of,
+)
 from penstock.capture.record.user_lines import Line, line_of, line_with_source
 from penstock.device import without_nested_tensors
 from penstock.errors import BadInput, CaptureFailed, PenstockError
@@ -114,7 +118,7 @@ class Recorded:
     those that values of the whole step have to do with, and the line that takes these.
     """
 
-    record: ProgramRecording
+    record: ProgramRecord
     sizes: ValueSizes
     size: BatchSize
     loss: int
@@ -306,8 +310,8 @@ class _Recorder:
         first.is_steady_in_lengths = len(set(map(dependent_addresses, records))) == 1
         first.counts = self._counts(first.record, by_samples)
         for place, state in first.carried.items():
-            shapes = first.record.shapes_at(place)
-            state.has_rows = any(shapes != other.shapes_at(place) for other in by_samples)
+            shapes, *others = (shapes_at(r.program, place) for r in (first.record, *by_samples))
+            state.has_rows = any(other != shapes for other in others)
         first.calls = tuple(dict(record.counts) for record in records)
         if not self._attempt.with_loss:
             return first
@@ -332,7 +336,7 @@ class _Recorder:
             self._open(unit.unit, "it makes a part of the loss")
         return first
 
-    def _taken_number(self, record: ProgramRecording) -> RecordedCall | None:
+    def _taken_number(self, record: ProgramRecord) -> RecordedCall | None:
         """The call that takes a number of activations on which the loss depends, if there is one.
 
         Other answers show it, as other numbers given to calls behind the loss, or another loss. It
@@ -377,20 +381,20 @@ class _Recorder:
         program = self._copy()
         found: list[str] = []
         for _ in range(2):
-            record = self._recording(program)
-            record.answered = answers
+            recording = self._recording(program)
+            recording.functions.answered = answers
             try:
-                loss = self._run(record, program, self._leaves, self._size, must_run=False).loss
+                loss = self._run(recording, self._leaves, self._size, must_run=False).loss
             except (_NotThere, PenstockError):
                 return None
-            value = record.current.get(loss)
+            record, value = recording.record, recording.tensors.current.get(loss)
             behind = record.behind([] if value is None else [record.values[value].maker])
             found.append(f"{float(loss.detach()):.5g}")
             found += [numbers_of(record.events[number]) for number in sorted(behind)]
         return found
 
     def _close_where_values_skip(
-        self, first: ProgramRecording, others: Sequence[ProgramRecording]
+        self, first: ProgramRecord, others: Sequence[ProgramRecord]
     ) -> None:
         """Close modules that call others only where activations say so, as experts with tokens."""
         asking = [n for n, event in enumerate(first.events) if event.reads_values and event.depends]
@@ -414,13 +418,13 @@ class _Recorder:
             self._attempt.closed |= dict.fromkeys(fresh, "activations decide what it calls")
             raise _Again
 
-    def _calls_some(self, record: ProgramRecording, path: str) -> bool:
+    def _calls_some(self, record: ProgramRecord, path: str) -> bool:
         """Return whether a module has called some of its modules; no list of modules calls any."""
         module = self._program.module(path)
         called = any(n and unit.startswith(f"{path}.") for unit, n in record.counts.items())
         return called and not isinstance(module, nn.ModuleList | nn.ModuleDict)
 
-    def _alone(self, record: ProgramRecording) -> Iterator[ProgramRecording]:
+    def _alone(self, record: ProgramRecord) -> Iterator[ProgramRecord]:
         """Two samples, each alone, where values of activations decide: they may skip calls."""
         if not any(event.reads_values and event.depends for event in record.events):
             return
@@ -430,9 +434,7 @@ class _Recorder:
                 leaves = [leaf[row : row + 1] for leaf in self._leaves]
                 yield self._once(leaves, size, must_run=False)
 
-    def _counts(
-        self, record: ProgramRecording, others: Sequence[ProgramRecording]
-    ) -> dict[str, str]:
+    def _counts(self, record: ProgramRecord, others: Sequence[ProgramRecord]) -> dict[str, str]:
         """The buffers that hold something of the samples after forward (see `Recorded`).
 
         Without values, what they hold is of the samples if a call behind it reads the batch. With
@@ -462,7 +464,7 @@ class _Recorder:
                 found[name] = line or f"in {type(module).__name__}"
         return found
 
-    def _find_varying(self, records: Sequence[ProgramRecording]) -> None:
+    def _find_varying(self, records: Sequence[ProgramRecord]) -> None:
         """Calls of which other batches have more, or fewer: no cut among those of one unit."""
         first, *others = records
         self._close_where_values_skip(first, others)
@@ -471,7 +473,7 @@ class _Recorder:
             self._attempt.varying |= varying
             raise _Again
         for path in varying:
-            first.keep_together(path)
+            keep_unit_together(first, path)
         made = [Counter(e.address[:-1] for e in r.events if not e.is_unit) for r in records]
         for value in first.values:
             place = first.events[value.maker].address[:-1]
@@ -508,13 +510,13 @@ class _Recorder:
         own = {**known.opened}, {**known.closed}, {*known.valued}, {*known.varying}
         self._attempt = _Attempt(known.granularity, False, True, *own, known.with_values)
         try:
-            program = self._copy()
-            record = self._recording(program)
-            loss, output, _ = self._run(record, program, self._leaves, self._size)
+            recording = self._recording(self._copy())
+            loss, output, _ = self._run(recording, self._leaves, self._size)
         except (PenstockError, _Again):
             return False
         finally:
             self._attempt = known
+        record = recording.record
         events, others = ([e for e in r.events if e.depends] for r in (first.record, record))
         shapes = (
             [r.values[v].shape for e in r.events if e.depends for v in e.makes]
@@ -527,50 +529,50 @@ class _Recorder:
             and flatten_outputs(output, loss).structure == first.outputs.structure
         )
 
-    def _recording(self, program: UserProgram) -> ProgramRecording:
+    def _recording(self, program: UserProgram) -> Recording:
         attempt = self._attempt
         units = units_of(program, attempt.granularity, attempt.opened, attempt.closed)
         blocks = blocks_around(program, units, attempt.opened)
-        return ProgramRecording(
-            program, units, blocks, self._originals, attempt.valued, attempt.varying
-        )
+        return Recording(program, units, blocks, self._originals, attempt.valued, attempt.varying)
 
     def _once(
         self, leaves: Sequence[torch.Tensor], size: BatchSize, *, must_run: bool = True
-    ) -> ProgramRecording:
-        """A recording on a copy of the program."""
-        program = self._copy()
-        record = self._recording(program)
-        self._run(record, program, leaves, size, must_run=must_run)
-        return record
+    ) -> ProgramRecord:
+        """The record of a run on a copy of the program."""
+        recording = self._recording(self._copy())
+        self._run(recording, leaves, size, must_run=must_run)
+        return recording.record
 
     def _run(
         self,
-        record: ProgramRecording,
-        program: UserProgram,
+        recording: Recording,
         leaves: Sequence[torch.Tensor],
         size: BatchSize,
         *,
         must_run: bool = True,
     ) -> Returned:
+        record, program = recording.record, recording.record.program
         torch.manual_seed(0)
         precision: Any = contextlib.nullcontext()
         if self._autocast is not None:
             precision = torch.autocast(self._device.type, self._autocast)
-        own = [on_device(leaf, self._device) for leaf in leaves]
-        leaves_as_values(record, own)
+        own = [
+            Absent.of(leaf.detach()) if leaf.is_meta else leaf.to(self._device).clone()
+            for leaf in leaves
+        ]
+        recording.add_leaves(own)
         try:
             with (
                 program.without_caches(),
                 without_nested_tensors(),
                 torch.set_grad_enabled(self._attempt.training),
                 precision,
-                record.active(),
+                recording.active(),
                 warnings.catch_warnings(),
             ):
                 warnings.simplefilter("ignore")  # the user's own runs give these too
                 given, with_loss = dict(enumerate(own)), self._attempt.with_loss
-                result = program.run(given, with_loss=with_loss, on_output=record.end_model)
+                result = program.run(given, with_loss=with_loss, on_output=recording.end_model)
         except NeedsValues as needed:
             if not must_run:
                 raise _NotThere from needed
@@ -644,13 +646,14 @@ class _Recorder:
             raise _Again from error
         raise does_not_run(program, error, size, self._example) from error
 
-    def _twice(self) -> tuple[Recorded, ProgramRecording]:
+    def _twice(self) -> tuple[Recorded, ProgramRecord]:
         """The example run twice on a copy, with the state that this changes; and the second run."""
         program, leaves, size = self._copy(), self._leaves, self._size
         tree, states, hooks = module_tree(program), [plain_state(program)], hook_counts(program)
-        record = self._recording(program)
+        recording = self._recording(program)
+        record, current = recording.record, recording.tensors.current
         generators = generators_state()
-        loss, output, terms = self._run(record, program, leaves, size)
+        loss, output, terms = self._run(recording, leaves, size)
         draws_python = not same_generators(generators, generators_state())
         changed = changed_name(tree, module_tree(program))
         if changed or module_tree(program).keys() != tree.keys():
@@ -660,23 +663,23 @@ class _Recorder:
         changed = changed_places(states[0], states[1])
         self._written = {p: buffer_at(program, p) for p in sorted(changed) if p.kind == "buffer"}
         values = Globals(program.model)
-        between = {path: program.module(path) for path in record.between}
+        between = {path: program.module(path) for path in modules_between(program, record.units)}
         before = contents_in(between), values.state()
         again = self._recording(program)
-        makers = {place: record.makers_at(place) for place in changed}
+        makers = {place: recording.tensors.makers_at(place) for place in changed}
         for place in changed:
-            for tensor in record.state_at(place):
-                again.carried.set(tensor, place)
-        self._run(again, program, leaves, size)
+            for tensor in state_at(program, place):
+                again.tensors.carried.set(tensor, place)
+        self._run(again, leaves, size)
         states.append(plain_state(program))
         self._check_contents(before, (contents_in(between), values.state()))
-        self._check_results([record, again])
+        self._check_results([record, again.record])
         outputs = flatten_outputs(output, loss)
         if not self._attempt.with_loss and outputs.tensors:
             loss = outputs.tensors[0]
-        found = record.current.get(loss)
+        found = current.get(loss)
         if found is None:
-            unit = record.hidden.get(loss)
+            unit = recording.tensors.hidden.get(loss)
             if unit is not None:
                 self._open(unit, "it makes the loss")
             raise BadInput(
@@ -689,16 +692,16 @@ class _Recorder:
         recorded = self._with_state(record, states, found, registers_hooks=registers)
         recorded.draws_python = draws_python
         recorded.outputs = outputs
-        for place, reads in again.carried_reads.items():
-            if record.keep_carried(makers[place], reads):
+        for place, reads in again.tensors.carried_reads.items():
+            if keep_carried(record, makers[place], reads):
                 made_by = record.behind(makers[place])
                 of_batch = any(record.events[number].leaves for number in made_by)
                 recorded.carried[place] = CarriedState(reads, made_by, of_batch)
-        recorded.output_values = tuple(record.current.get(t) for t in recorded.outputs.tensors)
+        recorded.output_values = tuple(current.get(t) for t in recorded.outputs.tensors)
         recorded.outputs.tensors.clear()
-        own = [record.current.get(term) for term in terms]
+        own = [current.get(term) for term in terms]
         recorded.terms = tuple(value for value in own if value is not None)
-        return recorded, again
+        return recorded, again.record
 
     def _check_contents(
         self, before: tuple[dict[str, Any], ...], after: tuple[dict[str, Any], ...]
@@ -716,7 +719,7 @@ class _Recorder:
 
     def _with_state(
         self,
-        record: ProgramRecording,
+        record: ProgramRecord,
         states: Sequence[dict[StatePlace, Any]],
         loss: int,
         *,
@@ -736,7 +739,7 @@ class _Recorder:
             changed -= {p for p in once if isinstance(states[1].get(p, self), PLAIN)}
         units = [(owner(place), place) for place in sorted(changed)]
         for unit in {unit for unit, place in units if unit and place.kind == "buffer"}:
-            record.keep_together(unit)
+            keep_unit_together(record, unit)
         empty = ValueSizes([record], [BatchSize(1)])
         return Recorded(
             record,
@@ -789,7 +792,7 @@ class _Recorder:
                 if name in buffers and buffers[name].shape == buffer.shape:
                     buffer.copy_(buffers[name])
 
-    def _check_results(self, records: Sequence[ProgramRecording]) -> None:
+    def _check_results(self, records: Sequence[ProgramRecord]) -> None:
         """Open units whose results hold numbers that change; blocks are then not left out."""
         first = records[0]
         known = {event.address: event for event in first.events if event.is_unit}
@@ -817,7 +820,7 @@ class _Recorder:
                         block.closed = False
 
 
-def check_strangers(record: ProgramRecording, loss: int) -> None:
+def check_strangers(record: ProgramRecord, loss: int) -> None:
     """Raise `BadInput` if the loss function has a gradient for what is not in model or loss."""
     todo, seen = [loss], set[int]()
     while todo:
@@ -854,6 +857,11 @@ def buffer_at(program: UserProgram, place: StatePlace) -> torch.Tensor | None:
     return None if buffer is None or type(buffer) is Absent else buffer.detach().clone()
 
 
+def shapes_at(program: UserProgram, place: StatePlace) -> list[tuple[int, ...]]:
+    """The shapes of the tensors in a piece of the program's state."""
+    return list(map(shape_of, state_at(program, place)))
+
+
 def observes(path: str, module: nn.Module) -> bool:
     """Return whether a module of torch keeps the range of activations, as for quantisation."""
     of_weights = "weight_fake_quant" in path.split(".")
@@ -876,28 +884,9 @@ def moved_values(recorded: Recorded) -> dict[str, str]:
     return found
 
 
-def on_device(leaf: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy of a leaf of the batch; without values it is absent."""
-    if leaf.is_meta:
-        return Absent.of(leaf.detach())
-    return leaf.to(device).clone()
-
-
-def dependent_addresses(record: ProgramRecording) -> tuple[Address, ...]:
+def dependent_addresses(record: ProgramRecord) -> tuple[Address, ...]:
     """The addresses of the calls that depend on parameters."""
     return tuple(event.address for event in record.events if event.depends)
-
-
-def leaves_as_values(record: ProgramRecording, leaves: Sequence[torch.Tensor]) -> None:
-    """Let the leaves of the batch be values, each made by an event of its own."""
-    shared = record.program.call.layout.shared
-    for number, leaf in enumerate(leaves):
-        event = RecordedCall(("", number), leaves={number})
-        record.events.append(event)
-        record.make(event, number, 0, leaf)
-        record.batch.set(leaf, number)
-        if number in shared:
-            record.apart.set(leaf, True)
 
 
 def results_agree(one: RecordedCall, other: RecordedCall) -> bool:

@@ -17,7 +17,7 @@ from math import prod
 from typing import Any, TypeAlias
 
 from penstock.capture.record.absent import MASKS, writes_first
-from penstock.capture.record.recording import ProgramRecording, RecordedCall, TensorReference
+from penstock.capture.record.calls import ProgramRecord, RecordedCall, TensorReference
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class ValueSizes:
 
     def __init__(
         self,
-        recordings: Sequence[ProgramRecording],
+        recordings: Sequence[ProgramRecord],
         batches: Sequence[BatchSize],
         shapes_at: Callable[[tuple[int, ...]], Mapping[Any, tuple[int, ...]]] | None = None,
     ) -> None:
@@ -150,7 +150,7 @@ class ValueSizes:
         if self._is_at_lengths:
             self.shapes_at(lengths)
 
-    def _called_by_sample(self, first: ProgramRecording) -> None:
+    def _called_by_sample(self, first: ProgramRecord) -> None:
         """Give calls of a module that is called once for each sample the first call's shapes."""
         places: dict[object, int] = {}
         for number, value in reversed(list(enumerate(first.values))):
@@ -224,7 +224,7 @@ class ValueSizes:
         return any(formula.each_sample() is not None for formula in formulas)
 
 
-def shapes_of(recording: ProgramRecording) -> dict[Any, tuple[int, ...]]:
+def shapes_of(recording: ProgramRecord) -> dict[Any, tuple[int, ...]]:
     """The shapes of all values, by the address of their maker and their slot there."""
     events = recording.events
     return {(events[v.maker].address, v.slot): v.shape for v in recording.values}
@@ -248,7 +248,7 @@ def sizes_of_dims(shapes: Sequence[tuple[int, ...] | None]) -> list[tuple[int, .
 
 
 def decided_by_values(
-    record: ProgramRecording, sizes: Sequence[Sequence[tuple[int, ...]]]
+    record: ProgramRecord, sizes: Sequence[Sequence[tuple[int, ...]]]
 ) -> Iterator[tuple[int, bool]]:
     """Values with a size that values of the batch decide about, as in ``h[mask]``.
 

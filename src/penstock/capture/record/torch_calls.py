@@ -1,6 +1,6 @@
 """A mode through which every call of a torch function goes while it is active."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -8,7 +8,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from penstock.capture.record.absent import Absent
+from penstock.capture.record.absent import DRAWN, Absent
 
 
 class TorchCalls(TorchFunctionMode):
@@ -57,3 +57,25 @@ class CountedNorms(TorchCalls):
         if func in BATCH_NORM_OPERATORS and (args[5:6] or (kwargs.get("training"),))[0]:
             self.channels.append((args[0] if args else kwargs["input"]).shape[1])
         return func(*args, **kwargs)
+
+
+RANDOM_NAMES = frozenset(
+    [
+        *("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_dropout"),
+        *("feature_alpha_dropout", "native_dropout", "rrelu", "gumbel_softmax", "bernoulli"),
+        *("multinomial", "normal", "poisson", "rand_like", "randn_like", "randint_like"),
+        *("rrelu_", "dropout_", "alpha_dropout_", *DRAWN),
+    ]
+)
+"""Calls that draw; on absent tensors no generator shows it."""
+
+
+def draws(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a call draws random numbers, as far as its name and arguments show."""
+    if name == "scaled_dot_product_attention":
+        return bool((args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)) > 0)
+    if name not in RANDOM_NAMES:
+        return False
+    if "dropout" in name:
+        return bool(kwargs.get("training", kwargs.get("train", args[2] if len(args) > 2 else True)))
+    return True

@@ -82,6 +82,16 @@ def blocks_around(
     )
 
 
+def modules_between(program: UserProgram, units: Collection[str]) -> list[str]:
+    """The paths of the modules that are no unit nor in one."""
+    inside = tuple(f"{path}." for path in units)
+    return [
+        path
+        for path, _ in program.named_modules()
+        if path not in units and not path.startswith(inside)
+    ]
+
+
 def is_torchs(module: nn.Module) -> bool:
     """Return whether the class is torch's own, whose code calls its children in its own way."""
     return type(module).__module__.startswith("torch.nn.")

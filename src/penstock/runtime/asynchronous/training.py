@@ -140,7 +140,7 @@ class AsynchronousSteps(StreamedSteps):
         engine, training, samples = self._engine, self._training, leaves[0].shape[0]
         lengths = engine.graph.lengths_of(dict(enumerate(leaves)))
         prepared, rate = self._for_size(samples, lengths), training.learning_rate
-        if engine.graph.lengths:
+        if engine.graph.layout.lengths:
             with engine.failures.shared():
                 self._end_exchange()
             engine.agree_on_lengths([(samples, *prepared.ring.lengths)])

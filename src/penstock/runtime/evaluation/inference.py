@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from penstock.capture.batch.part import BatchPart
-from penstock.capture.contract import Batch, StageProgram, TensorSpec
+from penstock.capture.contract import Batch, TensorSpec
 from penstock.capture.forward.materialise import named_tensors
+from penstock.capture.forward.stage_module import StageProgram
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan

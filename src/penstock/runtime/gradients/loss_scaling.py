@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from penstock.capture.contract import StageProgram
+from penstock.capture.forward.stage_module import StageProgram
 from penstock.errors import BadInput, LossNotFinite
 from penstock.runtime.processes.world import World
 from penstock.runtime.tables import LossScaling

@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from penstock.capture.capture import capture_model
-from penstock.capture.contract import Batch, Loss, StageProgram
+from penstock.capture.contract import Batch, Loss
 from penstock.capture.forward.call import StageCall
 from penstock.capture.forward.materialise import check_values, materialise, named_tensors
+from penstock.capture.forward.stage_module import StageProgram
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.record.user_lines import line_with_source
 from penstock.capture.tensor_parts import is_quantised

@@ -25,14 +25,13 @@ import torch
 from torch import nn
 
 from penstock.capture.batch.lengths import LengthsOf
-from penstock.capture.contract import StageProgram
 from penstock.capture.forward.call import ProgramCall, StageCall, entering, forwards_put
 from penstock.capture.forward.deferred_weights import DeferredGradients
 from penstock.capture.forward.partial_forward import RunContext
-from penstock.capture.forward.stage_module import StageModule
+from penstock.capture.forward.stage_module import StageModule, StageProgram
 from penstock.capture.record.absent import Absent
+from penstock.capture.record.calls import tensors_in
 from penstock.capture.record.outside_state import random_state
-from penstock.capture.record.recording import tensors_in
 from penstock.capture.record.units import is_torchs
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan

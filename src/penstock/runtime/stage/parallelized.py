@@ -25,12 +25,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
 
-from penstock.capture.contract import StageProgram
 from penstock.capture.cut.tensor_split import function_of
 from penstock.capture.forward.call import ProgramCall
 from penstock.capture.forward.deferred_weights import DeferredGradients
 from penstock.capture.forward.materialise import named_tensors
 from penstock.capture.forward.partial_forward import RunContext
+from penstock.capture.forward.stage_module import StageProgram
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.record.model_state import MISSING, Place, put, value_at
 from penstock.capture.record.outside_state import random_state, same_state

@@ -30,14 +30,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from penstock.capture.contract import StageProgram
 from penstock.capture.forward.call import ProgramCall, StageCall
 from penstock.capture.forward.deferred_weights import DeferredGradients
 from penstock.capture.forward.partial_forward import RunContext
-from penstock.capture.forward.stage_module import StageModule
+from penstock.capture.forward.stage_module import StageModule, StageProgram
 from penstock.capture.forward.whole_blocks import whole_blocks
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.record.recording import tensors_in
+from penstock.capture.record.calls import tensors_in
 from penstock.plan.plan import Plan
 from penstock.runtime.gradients.buckets import UNCOUNTED, make_groups, stages_of_parameters
 from penstock.runtime.processes.world import World, await_work

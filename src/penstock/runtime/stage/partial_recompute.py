@@ -12,8 +12,9 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from penstock.capture.contract import StageProgram, TensorSpec
+from penstock.capture.contract import TensorSpec
 from penstock.capture.forward.call import StageCall
+from penstock.capture.forward.stage_module import StageProgram
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
 from penstock.plan.plan import Stage

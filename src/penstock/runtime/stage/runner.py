@@ -9,10 +9,11 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from penstock.capture.batch.lengths import LengthsOf
-from penstock.capture.contract import StageProgram, TensorSpec
+from penstock.capture.contract import TensorSpec
 from penstock.capture.forward.call import ProgramCall, StageCall, entering
 from penstock.capture.forward.deferred_weights import DeferredGradients, run_backward
 from penstock.capture.forward.partial_forward import RunContext
+from penstock.capture.forward.stage_module import StageProgram
 from penstock.capture.record.outside_state import RandomState, random_state
 from penstock.runtime.gradients.buckets import uncounted
 from penstock.runtime.stage.random_stream import replayed

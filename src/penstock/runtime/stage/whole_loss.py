@@ -13,7 +13,8 @@ from typing import TypeAlias
 
 import torch
 
-from penstock.capture.contract import StageProgram, TensorSpec
+from penstock.capture.contract import TensorSpec
+from penstock.capture.forward.stage_module import StageProgram
 from penstock.capture.layer_graph import LayerGraph
 from penstock.runtime.stage.partial_recompute import RecomputeRun, detached, names, recompute_run
 from penstock.runtime.stage.runner import (

@@ -131,9 +131,7 @@ def reference_of(
     if world.rank == 0:
         rows = sum(leaves[0].shape[0] for leaves in batches)
         no_room = lacking(engine, batches, rows, double=double)
-        reason = (
-            graph.mixing or own_entries(graph.call.layout, batches) or (NO_ROOM if no_room else "")
-        )
+        reason = graph.mixing or own_entries(graph.layout, batches) or (NO_ROOM if no_room else "")
         autocast = None if double else engine.autocast_dtype
         try:
             leaves = [torch.cat(parts) for parts in zip(*batches, strict=True)]
