@@ -52,6 +52,7 @@ from penstock.runtime.processes.heartbeat import HEARTBEAT, LIMIT_S, say_and_end
 from penstock.runtime.processes.launch import LINGER_S, long_slices_if_crowded
 from penstock.runtime.processes.store import met_at
 from penstock.runtime.processes.world import World, check_environment, join_world
+from penstock.runtime.tables import Constraints
 from penstock.runtime.trackers import check_trackers
 from penstock.text import counted, seconds_text
 from penstock.timeline.json_file import write_timeline
@@ -406,7 +407,9 @@ def planned_part(run: JobRun, costs: PlanningProblem | None, given: Plan | None)
     directory.write_plan(plan, run.world.size)
     with notice_if_long(run.say, "simulating a step of the plan"):
         prediction, by_length = predict_step(job, plan, costs)
-        other = other_words(job, plan, costs)
+        # Without constraints a whole search more: a run begins before that would end.
+        quick = job.constraints == Constraints() or request.dry_run
+        other = other_words(job, plan, costs) if quick else ""
     write_timeline(prediction.timeline, directory.path / "predicted.json")
     step = f"predicted {seconds_text(prediction.iteration_s)} a step"
     if costs.profile.other_load > LEAST_LOAD:
