@@ -60,14 +60,14 @@ def test_beside_a_busy_program_half_of_the_time_is_waited_and_not_measured() -> 
     os.sched_setaffinity(0, {min(cores)})
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        before, cpu_s = core_seconds(), time.thread_time()
+        before, cpu_s, wall_s = core_seconds(), time.thread_time(), time.perf_counter()
         seconds = clock.work_s(torch.device("cpu"))(lambda: sum(range(20_000_000)))
-        cpu_s = time.thread_time() - cpu_s
+        cpu_s, wall_s = time.thread_time() - cpu_s, time.perf_counter() - wall_s
     finally:
         busy.kill()
         busy.wait()
         os.sched_setaffinity(0, cores)
-    assert seconds == pytest.approx(cpu_s, rel=0.1)
+    assert 0.9 * cpu_s < seconds < 0.75 * wall_s
     assert other_load(before, core_seconds(), 1, 1) > 0.5
 
 
