@@ -1,6 +1,7 @@
 """One profile and the speeds of devices, from the profiles of several workers."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -98,6 +99,15 @@ def test_layers_count_by_their_seconds_and_what_one_speed_hides_is_said() -> Non
     assert found.notes == (
         "layers run on T4 at 0.1 to 0.2 times the speed of H100; all are planned at 0.2",
     )
+
+
+@pytest.mark.parametrize("loads", [(0.1, 1.2, 0.0, 0.1), (0.1, 1.2)])
+def test_a_rank_that_gets_half_of_a_core_has_half_the_speed(loads: tuple[float, ...]) -> None:
+    """Others of its host do not wait for cores, so it is not the host that is busy."""
+    ranks = [replace(of_layers("cpu", 1.0), other_load=load) for load in loads]
+    found, measured = profile_and_speeds(ranks, hosts_of(["cpu"] * len(ranks)))
+    assert speeds_in(measured) == [1.0, 0.5, 1.0, 1.0][: len(ranks)]
+    assert found.other_load == 0.1
 
 
 def test_cpu_ranks_of_a_host_have_one_speed() -> None:

@@ -7,7 +7,7 @@ under the same contention: each times the same model at the same time as the oth
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from statistics import median
+from statistics import median, median_low
 
 from penstock.cluster.cluster import Cluster, Device
 from penstock.errors import BadInput
@@ -33,7 +33,8 @@ def profile_and_speeds(
 
     The usual device is of the most common kind, and in the middle of its kind. The profile is the
     median over the ranks that compute like it. CPU ranks of one host share its cores, so they have
-    one speed.
+    one speed, except a rank that clearly waits longer for a core than the others, because of a
+    quota or of programs that are bound to the same core.
     """
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for rank, profile in enumerate(profiles):
@@ -49,7 +50,13 @@ def profile_and_speeds(
     by_seconds = sorted(ranks, key=lambda rank: together[rank].whole_s)
     usual = together[by_seconds[(len(ranks) - 1) // 2]]
     speeds = [layer_speeds(usual, together[rank]) for rank in range(len(profiles))]
-    found = with_speeds(cluster, [middle(of_layers, 0.5) for of_layers in speeds])
+    found = with_speeds(
+        cluster,
+        [
+            middle(of_layers, 0.5) * (1 + together[rank].other_load) / (1 + own.other_load)
+            for rank, (of_layers, own) in enumerate(zip(speeds, profiles, strict=True))
+        ],
+    )
     equal = [rank for rank in ranks if found.devices[rank].speed == 1.0]
     merged = median_profile([profiles[rank] for rank in equal])
     others: dict[str, str] = {}
@@ -132,7 +139,7 @@ def median_profile(profiles: Sequence[ModelProfile]) -> ModelProfile:
         stage_forward_s=median(profile.stage_forward_s for profile in profiles),
         stage_backward_s=median(profile.stage_backward_s for profile in profiles),
         statistics_s=median(profile.statistics_s for profile in profiles),
-        other_load=median(profile.other_load for profile in profiles),
+        other_load=median_low(profile.other_load for profile in profiles),
         notes=max((profile.notes for profile in profiles), key=len),
         source=f"{first.source}, {len(profiles)} workers at once",
         tensor_parallel=with_median_factors([profile.tensor_parallel for profile in profiles]),
