@@ -22,7 +22,7 @@ STARTING_PLANNERS: dict[str, Planner] = {
     "piper": piper,
     "spp": spp,
 }
-"""All but the default (`registry`), which improves on their plans; quick ones first."""
+"""All but the default, `search`, which improves on their plans and asks them in this order."""
 
 OWN_SCHEDULES: dict[str, tuple[str, ...]] = {
     "bapipe": METHODS,
