@@ -909,3 +909,71 @@ def copies_run(model: nn.Module, plain: nn.Module) -> None:
 
 
 case("deep copies, and calls of the model, after steps", Stack, after=copies_run)
+
+
+# Objects of the user's own that hold tensors, which torch's trees do not open.
+
+
+class Beside:
+    """Tensors beside the hidden states."""
+
+    def __init__(self, mask: torch.Tensor) -> None:
+        self.mask = mask
+
+
+class HandsOn(Block):
+    """A block that returns the object that it was given, and may put another tensor into it."""
+
+    grows = False
+
+    def forward(self, x: Any, beside: Any) -> Any:
+        if self.grows:
+            beside.mask = beside.mask + x.abs().mean(1, keepdim=True)
+        return x + self.inner(x) * beside.mask, beside
+
+
+class GrowsWhatItHandsOn(HandsOn):
+    """A block that puts another tensor into the object that it returns."""
+
+    grows = True
+
+
+class ReturnsAnother(Block):
+    """A block that makes an object of a tensor that it was given in one."""
+
+    def forward(self, x: Any, beside: Any) -> Any:
+        return x + self.inner(x) * beside.mask, Beside(beside.mask)
+
+
+class ReturnsSlots(ReturnsAnother):
+    """The object has no dictionary."""
+
+    def forward(self, x: Any, beside: Any) -> Any:
+        x, other = super().forward(x, beside)
+        slots = WithSlots()
+        slots.mask = other.mask
+        return x, slots
+
+
+class WithSlots:
+    __slots__ = ("mask",)
+    mask: torch.Tensor
+
+
+class Passes(Stack):
+    """Blocks pass an object on, beside the hidden states."""
+
+    def forward(self, x: Any, y: Any) -> Any:
+        beside = Beside(x[:, :1])
+        for block in self.blocks:
+            x, beside = block(x, beside)
+        return functional.mse_loss(self.head(x) * beside.mask, y)
+
+
+for block in (HandsOn, GrowsWhatItHandsOn, ReturnsAnother, ReturnsSlots):
+    for granularity in ("block", "module"):
+        case(
+            f"an object beside hidden states, {block.__name__}, by {granularity}",
+            lambda block=block: Passes(block),
+            options={"granularity": granularity},
+        )

@@ -484,7 +484,7 @@ class ProgramStage:
 
     def _block_call(self, block: BlockCall, *, own: bool) -> _Call:
         part = self.part
-        tensors = [made for made in block.template if made.kind != "constant"]
+        tensors = [made for made in block.template if made.kind in ("made", "given")]
         made = {made.what: slot for slot, made in enumerate(tensors) if made.kind == "made"}
         return _Call(
             own,
@@ -674,7 +674,7 @@ class ProgramStage:
         for made in call.template:
             if made.kind == "constant":
                 found.append(made.what)
-            elif made.kind == "given":
+            elif made.kind in ("given", "handed on"):
                 found.append(pytree.key_get((args, kwargs), made.what))
             elif received and made.what in received:
                 found.append(self.received[made.what])

@@ -65,7 +65,11 @@ class TensorReference:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A leaf of a unit's result: a constant, an argument (by path), or a tensor that it made."""
+    """A leaf of the result of a unit or a block.
+
+    Its ``kind`` is "made", a tensor that it made; "given", a tensor of its arguments, by path;
+    "handed on", an object of its arguments that torch's trees do not open, by path; or "constant".
+    """
 
     kind: str
     what: Any

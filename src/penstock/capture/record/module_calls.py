@@ -18,7 +18,7 @@ from penstock.capture.record.calls import (
 )
 from penstock.capture.record.model_and_loss import UserProgram
 from penstock.capture.record.model_state import OF_EVERY_MODULE, PLAIN, Place
-from penstock.capture.record.outside_state import containers_in
+from penstock.capture.record.outside_state import containers_in, holds_tensors
 from penstock.capture.record.tensor_facts import TensorFacts
 from penstock.capture.record.torch_calls import draws
 from penstock.capture.record.unit_runs import UnitRuns
@@ -142,7 +142,9 @@ class ModuleCalls:
         slot = 0
         for leaf in leaves:
             if not isinstance(leaf, torch.Tensor):
-                kept.append(Made("constant", leaf))
+                kept.append(as_constant(leaf, paths))
+                if kept[-1].kind == "constant" and holds_tensors(leaf):
+                    self._record.opened[event.address[0]] = "it returns an object with tensors"
                 continue
             if id(leaf) in paths and not event.written:
                 kept.append(Made("given", paths[id(leaf)]))
@@ -224,7 +226,9 @@ class ModuleCalls:
         call = BlockCall(path, first, len(events), [], spec, self.anchor)
         for leaf in leaves:
             if not isinstance(leaf, torch.Tensor):
-                call.template.append(Made("constant", leaf))
+                call.template.append(as_constant(leaf, paths))
+                kept = call.template[-1].kind == "constant" and holds_tensors(leaf)
+                call.closed = call.closed and not kept
                 continue
             value = current.get(leaf)
             if id(leaf) in paths and before.get(id(leaf)) == value:
@@ -270,6 +274,12 @@ def as_its_own(result: Any, given: Sequence[torch.Tensor]) -> Any:
 
 
 def paths_by_id(args: Any, kwargs: Any) -> dict[int, Any]:
-    """The path of each tensor in the arguments, by its identity."""
+    """The path of each tensor or object in the arguments, by its identity."""
     found = pytree.tree_flatten_with_path((args, kwargs))[0]
-    return {id(leaf): path for path, leaf in found if isinstance(leaf, torch.Tensor)}
+    return {id(leaf): path for path, leaf in found if not isinstance(leaf, PLAIN)}
+
+
+def as_constant(leaf: Any, paths: Mapping[int, Any]) -> Made:
+    """A leaf of a result that is no tensor: an argument handed on, or else the same each time."""
+    path = paths.get(id(leaf))
+    return Made("constant", leaf) if path is None else Made("handed on", path)

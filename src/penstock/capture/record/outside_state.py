@@ -129,6 +129,21 @@ def containers_in(value: Any, depth: int = 0, found: list[Any] | None = None) ->
     return found
 
 
+def holds_tensors(value: Any, depth: int = 0) -> bool:
+    """Return whether an object holds tensors, in its attributes or in containers there."""
+    if isinstance(value, torch.Tensor):
+        return True
+    if isinstance(value, (nn.Module, StandIn, *PLAIN)) or depth > _DEEPEST:
+        return False
+    entries: list[Any] = [*getattr(value, "__dict__", {}).values()]
+    entries += (getattr(value, name, None) for name in getattr(value, "__slots__", ()))
+    if isinstance(value, dict):
+        entries += value.values()
+    elif isinstance(value, list | tuple | set | frozenset | deque):
+        entries += value
+    return any(holds_tensors(entry, depth + 1) for entry in entries)
+
+
 class Globals:
     """Numbers and containers of the user's Python modules: those of the classes in ``model``.
 
