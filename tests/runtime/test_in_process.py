@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 from torch.optim import AdamW
 
+from penstock.capture.capture import capture_model
 from penstock.capture.chain import Chain
 from penstock.plan.in_one_process import in_one_process
 from penstock.plan.ordering import order_of
@@ -140,3 +141,20 @@ def test_a_step_that_is_left_out_counts_as_one() -> None:
 def test_several_processes_are_refused_in_a_line() -> None:
     for line in launch_workers(all_stages_in_one_process, (), workers=2, threads=1):
         assert line.startswith("transport 'in-process' holds all stages in one process, and 2 run")
+
+
+def test_a_request_to_stop_holds_though_parameters_are_thawed_before_the_next_step() -> None:
+    """Ranks connect again for the thawed parameters, as where a callback does both."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    model[0].requires_grad_(False)
+    batch = torch.randn(4, 4), torch.randn(4, 2)
+    graph = capture_model(model, batch, loss=functional.mse_loss)
+    layers = range(len(graph.layer_names))
+    plan = Plan((Stage(layers, (0,), (4,)),), 1, 4, "1f1b")
+    with Pipeline(graph, batch, plan=plan, optimizer=lambda of: torch.optim.SGD(of)) as pipe:
+        pipe.step(batch)
+        pipe.stop()
+        model[0].requires_grad_(True)
+        pipe.step(batch)
+        assert pipe.stopping

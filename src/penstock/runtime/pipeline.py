@@ -751,6 +751,7 @@ class Pipeline:
             parameter.grad = None
         change()
         self._connect(None)  # before the old connections end, with which processes would leave
+        self.stop(engine.numbers.wants_stop)  # a request holds until the next step
         engine.close()
         if goes_on:
             self._training.go_on_from(training)
