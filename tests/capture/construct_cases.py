@@ -955,6 +955,14 @@ class ReturnsSlots(ReturnsAnother):
         return x, slots
 
 
+class ReturnsFunction(ReturnsAnother):
+    """The tensor is in the closure of a function."""
+
+    def forward(self, x: Any, beside: Any) -> Any:
+        mask = beside() if callable(beside) else beside.mask
+        return x + self.inner(x) * mask, lambda: mask
+
+
 class WithSlots:
     __slots__ = ("mask",)
     mask: torch.Tensor
@@ -967,10 +975,11 @@ class Passes(Stack):
         beside = Beside(x[:, :1])
         for block in self.blocks:
             x, beside = block(x, beside)
-        return functional.mse_loss(self.head(x) * beside.mask, y)
+        mask = beside() if callable(beside) else beside.mask
+        return functional.mse_loss(self.head(x) * mask, y)
 
 
-for block in (HandsOn, GrowsWhatItHandsOn, ReturnsAnother, ReturnsSlots):
+for block in (HandsOn, GrowsWhatItHandsOn, ReturnsAnother, ReturnsSlots, ReturnsFunction):
     for granularity in ("block", "module"):
         case(
             f"an object beside hidden states, {block.__name__}, by {granularity}",

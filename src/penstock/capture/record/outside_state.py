@@ -11,7 +11,9 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from inspect import getclosurevars
+from types import FunctionType
 from typing import Any, TypeAlias
 
 import torch
@@ -130,14 +132,18 @@ def containers_in(value: Any, depth: int = 0, found: list[Any] | None = None) ->
 
 
 def holds_tensors(value: Any, depth: int = 0) -> bool:
-    """Return whether an object holds tensors, in its attributes or in containers there."""
+    """Return whether an object holds tensors: in attributes, containers or a closure."""
     if isinstance(value, torch.Tensor):
         return True
     if isinstance(value, (nn.Module, StandIn, *PLAIN)) or depth > _DEEPEST:
         return False
     entries: list[Any] = [*getattr(value, "__dict__", {}).values()]
     entries += (getattr(value, name, None) for name in getattr(value, "__slots__", ()))
-    if isinstance(value, dict):
+    if isinstance(value, FunctionType):
+        entries += getclosurevars(value).nonlocals.values()
+    elif isinstance(value, partial):
+        entries += value.func, *value.args, *value.keywords.values()
+    elif isinstance(value, dict):
         entries += value.values()
     elif isinstance(value, list | tuple | set | frozenset | deque):
         entries += value
