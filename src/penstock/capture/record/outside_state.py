@@ -140,7 +140,8 @@ def holds_tensors(value: Any, depth: int = 0) -> bool:
     entries: list[Any] = [*getattr(value, "__dict__", {}).values()]
     entries += (getattr(value, name, None) for name in getattr(value, "__slots__", ()))
     if isinstance(value, FunctionType):
-        entries += getclosurevars(value).nonlocals.values()
+        with suppress(ValueError):  # a variable that has no value yet
+            entries += getclosurevars(value).nonlocals.values()
     elif isinstance(value, partial):
         entries += value.func, *value.args, *value.keywords.values()
     elif isinstance(value, dict):
