@@ -31,7 +31,7 @@ from penstock.runtime.clock import AHEAD, StepClock
 from penstock.runtime.gradients import buckets
 from penstock.runtime.gradients.buckets import GradientBuckets, make_groups
 from penstock.runtime.program import StagePart, lower, places_of
-from penstock.runtime.stage import batch_norm, parameter_shards, shards
+from penstock.runtime.stage import parameter_shards, shards
 from penstock.runtime.stage.batch_norm import SynchronisedBatchNorm
 from penstock.runtime.stage.parameter_shards import Unit
 from penstock.runtime.stage.shards import copy_values
@@ -93,6 +93,9 @@ class RecordedGroup(str):
 
     def recv(self, _: list[torch.Tensor], peer: int, tag: int) -> SimpleNamespace:
         return self.recorder.issue(Operation("receive", self, (peer, self.recorder.rank)))
+
+    def allreduce(self, tensors: list[torch.Tensor]) -> SimpleNamespace:
+        return self.recorder.all_reduce(tensors[0], self, async_op=True)
 
 
 @dataclass
@@ -167,7 +170,6 @@ class Recorder:
 STOOD_IN_FOR = (
     (process_groups, "dist"),
     (buckets, "dist"),
-    (batch_norm, "dist"),
     (shards, "dist"),
     (parameter_shards, "gather_into"),
     (parameter_shards, "reduce_into"),

@@ -56,7 +56,6 @@ from penstock.capture.record.outside_state import (
     seed_generators,
 )
 from penstock.capture.record.sizes import BatchSize
-from penstock.capture.record.units import modules_between
 from penstock.capture.record.user_lines import line_of, line_of_user, line_with_source
 from penstock.device import device_in_use
 from penstock.errors import BadInput
@@ -444,7 +443,7 @@ class ProgramStage:
     def _modules_between(self) -> Iterator[tuple[dict[str, Any], str, str]]:
         """Modules between units: whether their calls are this stage's, another's, or of both."""
         part, record = self.part, self.record
-        for path in modules_between(self.program, record.units):
+        for path in record.between:
             below = f"{path}." if path else ""
             inside = {unit for unit in record.counts if unit.startswith(below)}
             calls = record.hooks.on_modules.get(path, [])

@@ -160,6 +160,8 @@ class ProgramRecord:
     program: UserProgram
     units: Sequence[str]
     varying: frozenset[str] = frozenset()
+    between: tuple[str, ...] = ()
+    """The paths of the modules that are no unit nor in one."""
     events: list[RecordedCall] = field(default_factory=list[RecordedCall])
     values: list[Value] = field(default_factory=list[Value])
     blocks: list[BlockCall] = field(default_factory=list[BlockCall])
@@ -190,8 +192,6 @@ class ProgramRecord:
     """True if functions of torch.jit.script are called."""
     has_nested: bool = False
     """True if units call modules of other units."""
-    has_unknown: bool = False
-    """True if a call between units makes a tensor whose size is not known without values."""
     is_temporary: bool = False
     """True if the program changes its own state between units, and may take that back later."""
 

@@ -70,7 +70,6 @@ from penstock.capture.record.units import (
     Granularity,
     blocks_around,
     is_torchs,
-    modules_between,
     units_of,
 )
 from penstock.capture.record.user_lines import Line, line_of, line_with_source
@@ -583,7 +582,7 @@ class _Recorder:
             if not must_run:
                 raise _NotThere from error
             self._on_failure(error, program, size)
-        if record.has_unknown and not self._attempt.with_values and not self._is_on_meta:
+        if recording.tensors.has_unknown and not self._attempt.with_values and not self._is_on_meta:
             self._attempt.give_values()
             raise _Again
         opened = self._attempt.opened
@@ -663,7 +662,7 @@ class _Recorder:
         changed = changed_places(states[0], states[1])
         self._written = {p: buffer_at(program, p) for p in sorted(changed) if p.kind == "buffer"}
         values = Globals(program.model)
-        between = {path: program.module(path) for path in modules_between(program, record.units)}
+        between = {path: program.module(path) for path in record.between}
         before = contents_in(between), values.state()
         again = self._recording(program)
         makers = {place: recording.tensors.makers_at(place) for place in changed}

@@ -22,7 +22,7 @@ from penstock.capture.record.outside_state import containers_in, holds_tensors
 from penstock.capture.record.tensor_facts import TensorFacts
 from penstock.capture.record.torch_calls import draws
 from penstock.capture.record.unit_runs import UnitRuns
-from penstock.capture.record.units import is_torchs, modules_between
+from penstock.capture.record.units import is_torchs
 from penstock.capture.record.user_lines import line_of_user
 from penstock.torch_internals import BACKWARD_HOOKS, pytree
 
@@ -39,8 +39,7 @@ class ModuleCalls:
         """The call of a unit that ended last."""
         self.is_active = False
         program = record.program
-        self._between = modules_between(program, record.units)
-        self._skeleton = [program.module(path) for path in self._between]
+        self._skeleton = [program.module(path) for path in record.between]
         self._hooked = {
             path
             for path, module in program.named_modules()
@@ -60,7 +59,7 @@ class ModuleCalls:
             # A run whose calls are compared is a training run, with all its hooks.
             yield from without_hooks(program, self._hooked)
         # A cut inside of a module with hooks on its backward would break them.
-        own = [path for path in self._between if path in self._hooked]
+        own = [path for path in self._record.between if path in self._hooked]
         around = dict.fromkeys(own, self._hooked_call)
         around |= dict.fromkeys(self._record.units, self._unit_or_inner)
         around |= {path: self._block for path in blocks if path not in own}

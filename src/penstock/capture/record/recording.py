@@ -15,6 +15,7 @@ from penstock.capture.record.module_calls import ModuleCalls
 from penstock.capture.record.regions import find_dependent, keep_with_writes, open_blocks
 from penstock.capture.record.tensor_facts import TensorFacts
 from penstock.capture.record.unit_runs import UnitRuns
+from penstock.capture.record.units import modules_between
 
 
 class Recording:
@@ -33,7 +34,8 @@ class Recording:
         valued: set[str] | None,
         varying: Collection[str] = (),
     ) -> None:
-        self.record = ProgramRecord(program, units, frozenset(varying))
+        between = tuple(modules_between(program, units))
+        self.record = ProgramRecord(program, units, frozenset(varying), between)
         self.tensors = TensorFacts(self.record, originals)
         runs = UnitRuns(program, self.tensors, originals, valued)
         self._modules, self._blocks = ModuleCalls(self.record, self.tensors, runs), blocks

@@ -107,6 +107,8 @@ class TensorFacts:
         """True if a tensor is independent of the batch: made of parameters and sizes alone."""
         self.function_depth = 0
         """The user's autograd functions that run, one inside of another."""
+        self.has_unknown = False
+        """True if a call between units makes a tensor whose size is not known without values."""
         self.names: dict[int, str] = {}
         """The parameters' names."""
         for name, parameter in (*program.named_parameters(), *originals.items()):
@@ -173,7 +175,7 @@ class TensorFacts:
         value.of_batch = not self.apart.get(tensor)
         # Gradients pass an own function itself, not what it calls.
         value.crossable = crossable and known and not self.function_depth
-        self._record.has_unknown = self._record.has_unknown or not known
+        self.has_unknown = self.has_unknown or not known
         self.current.set(tensor, len(values))
         events[-1].makes.append(len(values))
         values.append(value)
