@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from penstock.capture.capture import capture_model
-from penstock.capture.contract import StageProgram
+from penstock.capture.forward.stage_module import StageProgram
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.record import stand_ins
 from penstock.errors import BadInput
