@@ -22,7 +22,7 @@ STARTING_PLANNERS: dict[str, Planner] = {
     "piper": piper,
     "spp": spp,
 }
-"""All but the default, `search`, which improves on their plans and asks them in this order."""
+"""All but the default, `search`, which improves on their plans and takes them in this order."""
 
 OWN_SCHEDULES: dict[str, tuple[str, ...]] = {
     "bapipe": METHODS,
