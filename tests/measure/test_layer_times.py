@@ -47,7 +47,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> type[Clock]:
     """What the stopwatch looks at instead of the machine's clock."""
-    monkeypatch.setattr("penstock.measure.clock.time", SimpleNamespace(perf_counter=Clock.look))
+    looks = SimpleNamespace(perf_counter=Clock.look, process_time=Clock.look)
+    monkeypatch.setattr("penstock.measure.clock.time", looks)
     monkeypatch.setattr("penstock.measure.clock.core_seconds", lambda: (0.0, 0.0))
     monkeypatch.setattr(Clock, "look_s", 0.0)
     return Clock

@@ -71,8 +71,9 @@ def test_beside_a_busy_program_half_of_the_time_is_waited_and_not_measured() -> 
     assert other_load(before, core_seconds(), 1, 1) > 0.5
 
 
+@pytest.mark.parametrize("threads", [1, 2])
 def test_seconds_of_waiting_for_a_core_are_not_those_of_work(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
     """The work takes three seconds, in one of which another program has the core."""
     now_s, waited_s = 10.0, 4.0
@@ -83,8 +84,10 @@ def test_seconds_of_waiting_for_a_core_are_not_those_of_work(
 
     class Time:
         perf_counter = staticmethod(lambda: now_s)
+        process_time = staticmethod(lambda: now_s - waited_s)
 
     monkeypatch.setattr(clock, "time", Time)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(clock, "core_seconds", lambda: (0.0, waited_s))
     cpu = torch.device("cpu")
     assert clock.work_s(cpu)(work) == 2.0

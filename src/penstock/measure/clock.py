@@ -18,26 +18,29 @@ from penstock.machine import core_seconds
 class HostStopwatch:
     """A stopwatch that runs a piece of work and returns its seconds.
 
-    Those in which this thread waited for a core, which others had, count only ``with_waits``.
+    Those in which this thread waited for a core, which others had, count only ``with_waits``. With
+    one thread they are CPU seconds, which have no waits, and also what the process does beside.
     """
 
     def __init__(self, *, with_waits: bool) -> None:
-        self._with_waits = with_waits
+        by_cpu = not with_waits and torch.get_num_threads() == 1
+        self._now = time.process_time if by_cpu else time.perf_counter
+        self._leaves_out_waits = not with_waits and not by_cpu
 
     def __call__(self, work: Callable[[], object]) -> float:
         """Run ``work`` once; its seconds."""
         self.restart()
         work()
-        seconds = time.perf_counter() - self._start_s
+        seconds = self._now() - self._start_s
         return seconds - (self._waited_s() - self._start_waited_s)
 
     def restart(self) -> None:
         """Drop the seconds that the work which is running has taken until now."""
         self._start_waited_s = self._waited_s()
-        self._start_s = time.perf_counter()
+        self._start_s = self._now()
 
     def _waited_s(self) -> float:
-        return 0.0 if self._with_waits else core_seconds()[1]
+        return core_seconds()[1] if self._leaves_out_waits else 0.0
 
 
 FIRST_HOLD_S, LONGEST_HOLD_S = 0.005, 0.05

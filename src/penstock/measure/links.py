@@ -255,7 +255,7 @@ def measured_pair(lower: int, upper: int, carrier: Carrier) -> MeasuredLink | No
     peer = upper if starts else lower
     sizes = SIZES_BYTES if on_cpu else GPU_SIZES_BYTES
     largest, other = (torch.zeros(sizes[-1], dtype=torch.uint8, device=device) for _ in "ab")
-    seconds_of = work_s(device, ahead=True, launches=False)
+    seconds_of = work_s(device, with_waits=True, ahead=True, launches=False)
     # Every round has all sizes, so that a temporary disturbance affects all of them equally.
     rounds = [
         [there_and_back_s(starts, peer, largest[:size], seconds_of, group) for size in sizes]
@@ -279,7 +279,7 @@ def largest_one_way_s(lower: int, upper: int, carrier: Carrier) -> float:
     device, group = carrier
     starts = distributed.get_rank() == lower
     message = torch.zeros(GPU_SIZES_BYTES[-1], dtype=torch.uint8, device=device)
-    seconds_of = work_s(device, ahead=True, launches=False)
+    seconds_of = work_s(device, with_waits=True, ahead=True, launches=False)
     trips = [
         there_and_back_s(starts, upper if starts else lower, message, seconds_of, group)
         for _ in range(ROUND_TRIPS + 1)

@@ -62,7 +62,7 @@ def product_s(device: torch.device, dtype: torch.dtype) -> float:
     side = GPU_SIDE if is_gpu(device) else SIDE
     matrix = torch.randn(side, side, device=device, dtype=dtype)
     warm_up(device)
-    seconds_of = work_s(device, ahead=True)
+    seconds_of = work_s(device, with_waits=True, ahead=True)
     return median(seconds_of(lambda: matrix @ matrix) for _ in range(REPEATS))
 
 
