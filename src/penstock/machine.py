@@ -5,12 +5,14 @@ The tightest counts. ``root`` is the folder of ``proc`` and ``sys`` everywhere, 
 those of the environment.
 """
 
+import gc
 import os
 import platform
 import re
 import resource
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -85,6 +87,18 @@ def core_seconds(root: Path = ROOT) -> tuple[float, float]:
     """
     counted = text_of(root / "proc" / "thread-self" / "schedstat").split()
     return (int(counted[0]) / 1e9, int(counted[1]) / 1e9) if counted else (time.thread_time(), 0.0)
+
+
+@contextmanager
+def without_collecting() -> Iterator[None]:
+    """Disable Python's garbage collector, where it would find nothing or must not be timed."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def free_host_memory(root: Path = ROOT) -> FreeMemory:

@@ -1,6 +1,5 @@
 """``penstock profile``, ``train``, ``verify``, ``report`` and ``list``: jobs and their runs."""
 
-import gc
 import shlex
 import signal
 import sys
@@ -15,6 +14,7 @@ from typer import Argument, Option
 from penstock.commands import options
 from penstock.commands.terminal import Terminal
 from penstock.errors import BadInput, RunFailed
+from penstock.machine import without_collecting
 from penstock.waiting import notice_if_long
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ def loading(note: Callable[[str], None]) -> Generator[None]:
 
     Ctrl-C counts, too, where a module takes it for a failure of an import of its own.
     """
-    gc.disable()
     pressed: list[int] = []
 
     def press(number: int, frame: object) -> NoReturn:
@@ -40,10 +39,9 @@ def loading(note: Callable[[str], None]) -> Generator[None]:
     if watches:
         signal.signal(signal.SIGINT, press)
     try:
-        with notice_if_long(note, LOADING):
+        with notice_if_long(note, LOADING), without_collecting():
             yield
     finally:
-        gc.enable()
         if watches:
             signal.signal(signal.SIGINT, signal.default_int_handler)
     if pressed:

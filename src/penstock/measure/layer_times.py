@@ -1,9 +1,8 @@
 """Measure a model's profile on this device, layer by layer."""
 
-import gc
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
@@ -20,6 +19,7 @@ from penstock.capture.record.stand_ins import is_on_meta
 from penstock.capture.record.torch_calls import CountedNorms
 from penstock.device import allocated_bytes, begin_peak, keep_freed_memory, kind_of, peak_bytes
 from penstock.errors import BadInput
+from penstock.machine import without_collecting
 from penstock.measure.affine_fit import fit_affine, whole_bytes
 from penstock.measure.clock import warm_up, work_s
 from penstock.measure.layer_runs import (
@@ -436,18 +436,6 @@ def time_passes(run: LayerRun) -> PassSeconds:
     ones = [torch.ones_like(output) for output in outputs]
     backward_s = seconds_of(partial(torch.autograd.backward, outputs, ones)) if outputs else 0.0
     return PassSeconds(forward_s, backward_s)
-
-
-@contextmanager
-def without_collecting() -> Iterator[None]:
-    """Disable Python's garbage collector, so that it is not timed."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def time_once(run: LayerRun) -> PassSeconds:

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from statistics import median, median_low
 
-from penstock.cluster.cluster import Cluster, Device
+from penstock.cluster.cluster import Cluster, Device, with_devices
 from penstock.errors import BadInput
 from penstock.profile.model_profile import (
     Affine,
@@ -86,11 +86,7 @@ def with_speeds(cluster: Cluster, speeds: Sequence[float]) -> Cluster:
         equal = device.kind == kind and CLEARLY_LESS < speed < 1 / CLEARLY_LESS
         return replace(device, speed=1.0 if equal else float(f"{speed:.3g}"))
 
-    hosts = tuple(
-        replace(host, devices=tuple(at(device, next(own)) for device in host.devices))
-        for host in cluster.hosts
-    )
-    return replace(cluster, hosts=hosts)
+    return with_devices(cluster, lambda device: at(device, next(own)))
 
 
 def layer_speeds(usual: ModelProfile, own: ModelProfile) -> list[tuple[float, float]]:

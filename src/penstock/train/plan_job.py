@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import partial
 
-from penstock.cluster.cluster import Cluster
+from penstock.cluster.cluster import Cluster, with_devices
 from penstock.costs.sharding import with_sharding
 from penstock.errors import BadInput, Infeasible
 from penstock.plan.in_words import parallel_words, plan_words
@@ -149,12 +149,9 @@ def predict(job: Job, plan: Plan, problem: PlanningProblem) -> Prediction:
 
 def beside_other_programs(problem: PlanningProblem) -> PlanningProblem:
     """The problem with devices as slow as other programs made them while they were measured."""
-    cluster, slower = problem.cluster, 1 + problem.profile.other_load
-    hosts = tuple(
-        replace(host, devices=tuple(replace(one, speed=one.speed / slower) for one in host.devices))
-        for host in cluster.hosts
-    )
-    return replace(problem, cluster=replace(cluster, hosts=hosts))
+    slower = 1 + problem.profile.other_load
+    slowed = with_devices(problem.cluster, lambda one: replace(one, speed=one.speed / slower))
+    return replace(problem, cluster=slowed)
 
 
 def predict_step(

@@ -43,8 +43,8 @@ class TrainResult:
     """The result of a run, or of its parts so far: the keys of ``penstock train --json``.
 
     If batches have different lengths, ``predicted_s`` and ``measured_s`` are means over them. Both
-    are those of the last part of the run, if its workers or its plan changed. ``busy`` says which
-    rank other programs slowed down, if the prediction was wrong for that. A run that is
+    are those of the last part of the run, if its workers or its plan changed. ``busy`` says how
+    much longer work took for other programs, if a prediction was wrong for that. A run that is
     ``paused`` has steps left, and no files of a result yet.
     """
 

@@ -142,7 +142,7 @@ class ModuleCalls:
         for leaf in leaves:
             if not isinstance(leaf, torch.Tensor):
                 kept.append(as_constant(leaf, paths))
-                if kept[-1].kind == "constant" and holds_tensors(leaf):
+                if is_new_object(kept[-1]):
                     self._record.opened[event.address[0]] = "it returns an object with tensors"
                 continue
             if id(leaf) in paths and not event.written:
@@ -226,8 +226,7 @@ class ModuleCalls:
         for leaf in leaves:
             if not isinstance(leaf, torch.Tensor):
                 call.template.append(as_constant(leaf, paths))
-                kept = call.template[-1].kind == "constant" and holds_tensors(leaf)
-                call.closed = call.closed and not kept
+                call.closed = call.closed and not is_new_object(call.template[-1])
                 continue
             value = current.get(leaf)
             if id(leaf) in paths and before.get(id(leaf)) == value:
@@ -282,3 +281,8 @@ def as_constant(leaf: Any, paths: Mapping[int, Any]) -> Made:
     """A leaf of a result that is no tensor: an argument handed on, or else the same each time."""
     path = paths.get(id(leaf))
     return Made("constant", leaf) if path is None else Made("handed on", path)
+
+
+def is_new_object(made: Made) -> bool:
+    """Return whether a leaf is an object with tensors that its call has made, as others lack it."""
+    return made.kind == "constant" and holds_tensors(made.what)
