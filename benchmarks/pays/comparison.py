@@ -38,7 +38,10 @@ from penstock.profile.model_profile import ModelProfile
 from penstock.runtime.options import Safety
 from penstock.runtime.pipeline import Pipeline
 from penstock.simulate.score import make_score
-from penstock.simulate.simulation import simulate_plan
+from penstock.simulate.simulation import Prediction, simulate_plan
+from penstock.timeline.drift import part_seconds
+from penstock.timeline.metrics import busy_s, iteration_s, working_devices
+from penstock.timeline.timeline import Timeline
 
 Found = TypeVar("Found")
 
@@ -75,18 +78,19 @@ def compare_case(name: str, iterations: int) -> dict[str, Any]:
         name: best_cut(SCHEDULES[name], graph.layer_names, profile, cluster, count, model.rows)
         for name in TUNED
     }
-    rival_bytes = {
-        name: peak_bytes(
-            plan_of(SCHEDULES[name], cut, graph.layer_names, ranks, count, model.rows),
-            profile,
-            cluster,
-        )
+    rival_plans = {
+        name: plan_of(SCHEDULES[name], cut, graph.layer_names, ranks, count, model.rows)
         for name, cut in cuts.items()
     }
+    rivals = {name: simulated(plan, profile, cluster) for name, plan in rival_plans.items()}
+    fastest = min(rivals.values(), key=lambda found: found.iteration_s)
     contenders: dict[str, Contender] = {}
     plans: dict[str, dict[str, Any]] = {}
     pipes: dict[Plan, Pipeline] = {}
-    limits = {"ours": rival_bytes["1f1b"], "free": cluster.devices[0].memory_bytes}
+    limits = {
+        "ours": max(fastest.peak_memory_bytes),
+        "free": cluster.devices[0].memory_bytes,
+    }
     for which, limit in limits.items():
         start_s = perf_counter()
         plan, predicted_s = planned(profile, with_memory(cluster, limit), count, model.rows)
@@ -107,7 +111,7 @@ def compare_case(name: str, iterations: int) -> dict[str, Any]:
             "stages": [[s.layers.start, s.layers.stop, *s.devices] for s in plan.stages],
             "predicted_s": predicted_s,
             "planning_s": planning_s,
-            "peak_bytes": peak_bytes(plan, profile, cluster),
+            "peak_bytes": max(simulated(plan, profile, cluster).peak_memory_bytes),
         }
     for schedule in TUNED:
         other = case.make()
@@ -123,6 +127,8 @@ def compare_case(name: str, iterations: int) -> dict[str, Any]:
         # It gathers every layer in every pass: 20 s an iteration over the slow link.
         contenders["fsdp"] = fully_sharded_rival(case.make(), batch)
     taken = alternated(contenders, iterations)
+    for which, (plan, pipe) in zip(plans, pipes.items(), strict=False):
+        plans[which]["actions"] = action_times(plan, pipe, profile, cluster)
     for pipe in pipes.values():
         pipe.close()
     seconds = {name: median(values) for name, values in taken.items()}
@@ -131,7 +137,7 @@ def compare_case(name: str, iterations: int) -> dict[str, Any]:
     return {
         "profile_s": profile_s,
         "limit_bytes": limits["ours"],
-        "rival_bytes": rival_bytes,
+        "rival_bytes": {name: max(found.peak_memory_bytes) for name, found in rivals.items()},
         "plans": plans,
         "cuts": {name: [bounds.stop for bounds in cut[:-1]] for name, cut in cuts.items()},
         "seconds": seconds,
@@ -141,6 +147,30 @@ def compare_case(name: str, iterations: int) -> dict[str, Any]:
         "over_torch": ratio_of(taken[best], taken["ours"]),
         "over_copies": ratio_of(taken[copies], taken["free"]),
         "at_most": ratio_of(taken[best], taken["work"]),
+    }
+
+
+def action_times(
+    plan: Plan, pipe: Pipeline, profile: ModelProfile, cluster: Cluster
+) -> dict[str, Any]:
+    """Seconds of the last iteration, predicted and measured: of all, and of the busiest device.
+
+    ``factors`` say how many times as long as predicted each stage computed on each device. Every
+    rank calls.
+    """
+    predicted = simulated(plan, profile, cluster).timeline
+    measured = pipe.timeline()
+    planned, taken = part_seconds(predicted), part_seconds(measured)
+    common = [part for part, seconds in planned.items() if seconds and part in taken]
+
+    def seconds(timeline: Timeline) -> dict[str, float]:
+        busiest_s = max(busy_s(timeline, device) for device in working_devices(timeline))
+        return {"iteration": iteration_s(timeline), "busiest": busiest_s}
+
+    return {
+        "predicted": seconds(predicted),
+        "measured": seconds(measured),
+        "factors": {str(part): taken[part] / planned[part] for part in common},
     }
 
 
@@ -155,10 +185,9 @@ def even_cut(blocks: int, ranks: int) -> list[range]:
     return [range(*bounds) for bounds in pairwise(ends)]
 
 
-def peak_bytes(plan: Plan, profile: ModelProfile, cluster: Cluster) -> float:
-    """The most bytes of a device, as simulated; the benchmark takes no optimizer step."""
-    found = simulate_plan(plan, profile, cluster, optimizer_bytes_per_parameter_byte=0.0)
-    return max(found.peak_memory_bytes)
+def simulated(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Prediction:
+    """An iteration of the benchmark, which takes no optimizer step."""
+    return simulate_plan(plan, profile, cluster, optimizer_bytes_per_parameter_byte=0.0)
 
 
 def costs_of_ranks(graph: LayerGraph, model: Model) -> tuple[ModelProfile, Cluster]:
@@ -242,8 +271,7 @@ def best_cut(
 
     def simulated_s(cut: Sequence[int]) -> float:
         plan = plan_of(case, bounds_at(cut), layer_names, ranks, micro_batches, rows)
-        found = simulate_plan(plan, profile, cluster, optimizer_bytes_per_parameter_byte=0.0)
-        return found.iteration_s
+        return simulated(plan, profile, cluster).iteration_s
 
     def made() -> list[range]:
         cuts = nsmallest(MOST_CUTS, combinations(range(1, count), stages - 1), key=busiest_s)

@@ -1,13 +1,15 @@
 """Forty runs, predicted beforehand: models, schedules, 1 to 4 ranks, transports, networks.
 
     python benchmarks/prediction/forty_runs.py --out benchmarks/prediction/forty_runs.json
+    python benchmarks/prediction/forty_runs.py --beside-load --out benchmarks/prediction/loaded.json
 
-Five models train under eight settings each. On one host the layers and links are measured once for
-each number of ranks, each plan is simulated from that, and trained over shared memory. On two hosts
-(network namespaces with one core each, joined by the kernel's token-bucket filters; root on Linux)
-`penstock train` under torchrun measures, plans, predicts and trains; Gloo carries the messages. The
-first plan of each model is trained a second time at the end: the difference is the noise of the
-machine.
+Five models train under eight settings each. Layers and links are measured before every run, as a
+job does it, and the plan is simulated from that. On one host messages go through shared memory. Two
+hosts are network namespaces with one core each, joined by the kernel's token-bucket filters (root
+on Linux); `penstock train` under torchrun measures, plans, predicts and trains there, and Gloo
+carries the messages. The first plan of each model is measured and trained a second time at the end:
+the difference is the noise of the machine. With ``--beside-load`` another program computes all the
+time on the last core.
 """
 
 import json
@@ -16,7 +18,8 @@ import subprocess
 import sys
 import tempfile
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,11 +33,7 @@ from host_networks import PORT, joined_hosts
 from measured_runs import balanced, measured_costs, processor, run
 from other_load import other_load
 
-from penstock.plan.plan import Plan
-from penstock.plan.problem import PlanningProblem
-from penstock.train.job import Job
 from penstock.train.job_file import find_job
-from penstock.train.plan_job import new_plan
 
 HERE = Path(__file__).parent
 JOBS = (
@@ -80,27 +79,23 @@ LOCAL = (
 HOSTS = (HostCase(1, GIGABIT, "auto"), HostCase(2, GIGABIT, "auto"))
 
 
-def plan_of(case: LocalCase, job: Job, costs: PlanningProblem) -> Plan:
-    """Stages as even as possible under 1F1B, or what `penstock train` would choose."""
-    if case.schedule == "1f1b":
-        return balanced(job, costs, case.replicas, "1f1b")
-    return new_plan(job, costs)
-
-
 def plan_words(replicas: Sequence[int], schedule: str) -> str:
     """A plan's name in the results."""
     return f"{'+'.join(map(str, replicas))} {schedule}"
 
 
 def local_rows(name: str) -> list[dict[str, Any]]:
-    """The runs of a model on one host, and the first of them again."""
+    """The runs of a model on one host, and the first of them again.
+
+    Stages are as even as possible under 1F1B, or what `penstock train` chooses.
+    """
     job = find_job(name)
-    costs = {n: measured_costs(job, n) for n in sorted({sum(c.replicas) for c in LOCAL})}
     rows: list[dict[str, Any]] = []
     for case in (*LOCAL, LOCAL[0]):
         ranks = sum(case.replicas)
-        plan = plan_of(case, job, costs[ranks])
-        figures = run(job, costs[ranks], plan, STEPS, ranks)
+        costs = measured_costs(job, ranks)
+        given = balanced(job, costs, case.replicas, "1f1b") if case.schedule == "1f1b" else None
+        plan, figures = run(job, costs, given, STEPS, ranks)
         transport = "shared memory" if ranks > 1 else "none"
         words = plan_words([len(stage.devices) for stage in plan.stages], plan.schedule)
         rows.append(row(job.name, words, ranks, transport, "one host", figures))
@@ -193,17 +188,32 @@ def row(
     }
 
 
+@contextmanager
+def busy_loop() -> Iterator[None]:
+    """Within, a program computes on the last core without a pause."""
+    core = max(os.sched_getaffinity(0))
+    program = [sys.executable, "-c", "while True: pass"]
+    process = subprocess.Popen(["taskset", "--cpu-list", str(core), *program])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
 def main() -> None:
     """Run what is asked for and write the results."""
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", nargs="+", default=list(JOBS))
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--beside-load", action="store_true", help="beside a busy loop")
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
     again: list[dict[str, Any]] = []
     for name in arguments.jobs:
-        *first, second = local_rows(name)
-        rows += [*first, *(host_row(name, case) for case in HOSTS)]
+        with busy_loop() if arguments.beside_load else nullcontext():
+            *first, second = local_rows(name)
+            rows += [*first, *(host_row(name, case) for case in HOSTS)]
         again.append(second)
         document = {
             "date": datetime.now(UTC).date().isoformat(),

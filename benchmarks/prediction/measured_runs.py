@@ -7,7 +7,7 @@ from pathlib import Path
 from other_load import other_load
 
 from penstock.cluster.toml_file import write_cluster
-from penstock.plan.json_file import write_plan
+from penstock.plan.json_file import read_plan, write_plan
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.row_split import split_rows
@@ -42,19 +42,24 @@ def balanced(job: Job, costs: PlanningProblem, replicas: tuple[int, ...], schedu
     return Plan(tuple(stages), job.batch_size // rows, rows, schedule)
 
 
-def run(job: Job, costs: PlanningProblem, plan: Plan, steps: int, workers: int) -> dict[str, float]:
-    """Predict and train; the two iteration times, the error, and how much others disturbed."""
+def run(
+    job: Job, costs: PlanningProblem, plan: Plan | None, steps: int, workers: int
+) -> tuple[Plan, dict[str, float]]:
+    """Predict and train by the plan, or by that which `penstock train` finds for these costs.
+
+    Returns it, both iteration times, the error, and how much others disturbed.
+    """
     with tempfile.TemporaryDirectory() as folder, other_load() as load:
-        out = Path(folder) / "run"
+        out, given = Path(folder) / "run", Path(folder) / "plan.json"
         out.mkdir()
         write_profile(costs.profile, out / "profile.json")
         write_cluster(costs.cluster, out / "cluster.toml")
-        write_plan(plan, Path(folder) / "plan.json")
-        request = TrainRequest(
-            workers=workers, plan=Path(folder) / "plan.json", out=out, shown=False
-        )
+        if plan:
+            write_plan(plan, given)
+        request = TrainRequest(workers=workers, plan=given if plan else None, out=out, shown=False)
         result = train_job(replace(job, steps=steps, evaluate_every=0, checkpoint_every=0), request)
-    return {
+        plan = read_plan(out / "plan.json")
+    return plan, {
         "predicted_s": result.predicted_s,
         "measured_s": result.measured_s,
         "error": result.predicted_s / result.measured_s - 1,
