@@ -17,7 +17,8 @@ from penstock.capture.cut.cut import Cut, LayerCrossing
 from penstock.capture.cut.needs import Needs, needs_of_outputs
 from penstock.capture.forward.checked import in_words
 from penstock.capture.forward.kept_state import KeptState, Place
-from penstock.capture.forward.partial_forward import Costs, ProgramPart, ProgramStage, StageRun
+from penstock.capture.forward.partial_forward import Costs, ProgramPart, StageRun, StageTask
+from penstock.capture.forward.program_stage import ProgramStage
 from penstock.capture.forward.stage_module import StageModule, StageProgram
 from penstock.capture.loss.loss_parts import LossAction, LossParts
 from penstock.capture.loss.loss_path import LossPath, OtherPath
@@ -49,7 +50,7 @@ class LayerGraph:
 
     ``wants`` says what stages return: the loss, the loss and the model's outputs, or only these.
     ``alone``: all stages run in this process, so what a stage does not hold must be hidden from it.
-    ``costs`` are those that its stages run for (see `ProgramStage`). ``others`` are the graphs of
+    ``costs`` are those that its stages run for (see `StageTask`). ``others`` are the graphs of
     further kinds of batches, on the same modules and with the same layers. ``compiles`` and
     ``tensor_parallel`` are those of `capture_model`, for who runs the stages. ``whole_loss``: the
     last layer is a loss that is computed once, on all samples of a step, because of this call.
@@ -359,8 +360,9 @@ class LayerGraph:
         self, actions: Mapping[int, Sequence[LossAction]], path: LossPath | None = None
     ) -> ProgramStage:
         """The whole program, of whose tensors only the batch's have values."""
-        given = self.program, self.recorded, ProgramPart(0, self.cut.end), actions, self.state
-        return ProgramStage(*given, path=path, purpose="probing")
+        part = ProgramPart(0, self.cut.end)
+        task = StageTask(self.program, self.recorded, part, actions, path or {}, "probing")
+        return ProgramStage(task, self.state)
 
     def _probed(
         self, probe: ProgramStage, leaves: Mapping[int, torch.Tensor], size: BatchSize
@@ -372,7 +374,7 @@ class LayerGraph:
 
         with torch.no_grad(), self.program.without_caches():
             probe.run(call, StageRun(size))
-        return dict(probe.found)
+        return dict(probe.now.found)
 
     @cached_property
     def step_values(self) -> StepValues:
@@ -668,7 +670,7 @@ class LayerGraph:
         `Whence` of each by its first name.
         """
         modules = [program.module for program in programs]
-        held = {name for module in modules for name in module.stage.held}
+        held = {name for module in modules for name in module.stage.held.names}
         freed = 0
         for name, parameter in self.program.named_parameters():
             if name not in held:

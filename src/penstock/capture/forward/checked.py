@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from penstock.capture.forward.partial_forward import PathChanged, ProgramStage
+from penstock.capture.forward.program_stage import PathChanged, ProgramStage
 from penstock.capture.record.absent import Absent, NeedsValues
 from penstock.capture.record.calls import Address, ProgramRecord, RecordedCall, tensors_in
 from penstock.capture.record.outside_state import kept_random_state
@@ -27,15 +27,15 @@ def checked(
     leaves: Mapping[int, torch.Tensor],
 ) -> Callable[[], Any]:
     """``call``, a run of the user's program in ``stage``, which also compares its calls."""
-    program, record = stage.program, stage.record
+    program, record = stage.task.program, stage.task.record
 
     def run() -> Any:
-        again = Recording(program, record.units, (), stage.stand_ins, None)
+        again = Recording(program, record.units, (), stage.held.absent, None)
         functions: dict[Any, tuple[Any, ...]] = {}
         again.functions.on_function = partial(note_function, functions)
         again.add_leaves([leaves[index] for index in sorted(leaves)])
         again.record.events.append(RecordedCall(("", "received"), params=["received"]))
-        for slot, tensor in enumerate(stage.received.values()):
+        for slot, tensor in enumerate(stage.now.received.values()):
             again.tensors.make(slot, tensor)
         try:
             with again.active():

@@ -44,14 +44,14 @@ class LossAgain:
 
     def loss(self, module: "StageModule", kept: Sequence[Ends]) -> torch.Tensor:
         """The loss of micro-batches together, by the user's lines; ``module`` is their stage."""
-        graph, held = module.graph, module.stage.held
+        graph, held = module.graph, module.stage.held.names
         plain = replace(graph, recorded=replace(graph.recorded, parts=LossParts()), wants="loss")
         part = ProgramPart(self.start, graph.cut.end, held=held, received=dict(self.ends))
         inputs, specs = tuple(kept[0][0]), tuple(map(graph.cut.spec, self.ends))
         options: Any = {"foreign": (), "is_last": True, "has_loss": True, "outputs": ()}
         again = type(module)(plain, part, inputs, specs, **options)
         again.unchecked = False
-        again.stage.state_key = module.stage.state_key  # it begins with what that has left
+        again.stage.state.key = module.stage.state.key  # it begins with what that has left
         again.set_context(RunContext(trial=True))
         leaves = [torch.cat([leaves[number] for leaves, _ in kept]) for number in inputs]
         shared = graph.layout.shared

@@ -14,11 +14,12 @@ from penstock.capture.contract import TensorSpec
 from penstock.capture.forward.checked import checked
 from penstock.capture.forward.partial_forward import (
     ProgramPart,
-    ProgramStage,
     Purpose,
     RunContext,
     StageRun,
+    StageTask,
 )
+from penstock.capture.forward.program_stage import ProgramStage
 from penstock.capture.loss.loss_parts import LossAction
 from penstock.capture.loss.loss_path import OtherPath
 from penstock.capture.record.absent import Absent, absent_like
@@ -93,7 +94,7 @@ class StageModule(nn.Module):
     def _keeping(self) -> ProgramStage:
         """This stage, from which what the loss reads is taken."""
         found = self._stage("training", self.graph.state.again.within(self.part))
-        found.share_state(self.stage)
+        found.state.share(self.stage.state)
         return found
 
     def _stage(self, purpose: Purpose, part: ProgramPart | None = None) -> ProgramStage:
@@ -103,11 +104,8 @@ class StageModule(nn.Module):
         if counts or self.mode == "step":
             actions = graph.recorded.parts.actions
         path = graph.recorded.parts.path if graph.wants != "outputs" else {}
-        options: Any = {"path": path, "alone": graph.alone, "purpose": purpose}
-        given = graph.program, graph.recorded, part or self.part, actions, graph.state
-        found = ProgramStage(*given, **options)
-        found.counts_targets = counts
-        return found
+        task = StageTask(graph.program, graph.recorded, part or self.part, actions, path, purpose)
+        return ProgramStage(task, graph.state, alone=graph.alone, counts_targets=counts)
 
     # A run.
 
@@ -117,8 +115,8 @@ class StageModule(nn.Module):
 
     def in_backward(self, micro_batch: int) -> AbstractContextManager[None]:
         """Put the model's state back to what the forward of this micro-batch has left."""
-        stage = self.stage
-        return stage.in_backward(micro_batch) if stage.has_state else IN_ONE_PROCESS
+        state = self.stage.state
+        return state.in_backward(micro_batch) if state.is_any else IN_ONE_PROCESS
 
     def own_modules(self) -> list[nn.Module]:
         """All modules within this stage's units."""
@@ -162,7 +160,7 @@ class StageModule(nn.Module):
         by_index |= self._absent_leaves(size)
         given = dict(zip(self.part.received, received, strict=True))
         run = StageRun(size, given, context)
-        if stage.draws_alike:
+        if stage.task.draws_alike:
             run.seed = zlib.crc32(repr(context.name).encode())
         if step_row is not None:
             total, run.whole = graph.step_values.of_row(step_row[0], size.lengths)
@@ -177,8 +175,8 @@ class StageModule(nn.Module):
             stage = self._keeping
         if self.unchecked and not graph.state.modes and graph.recorded.has_calls_of(size):
             self.unchecked = False
-            stage = self._stage("checking", stage.part)
-            stage.share_state(self.stage)
+            stage = self._stage("checking", stage.task.part)
+            stage.state.share(self.stage.state)
             call = checked(stage, call, by_index)
         try:
             if program.configs:
@@ -235,7 +233,7 @@ class StageModule(nn.Module):
         found: list[torch.Tensor] = []
         if self.has_loss:
             if self.mode == "targets":
-                weight = stage.counted
+                weight = stage.now.counted
             else:
                 weight = weight_of_rows(run.size.samples, loss.device)
                 if self.mode == "step":
@@ -294,7 +292,7 @@ class StageModule(nn.Module):
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters that this stage holds."""
-        held = self.stage.held
+        held = self.stage.held.names
         named = ((n, p) for n, p in self.graph.program.named_parameters() if n in held)
         yield from each_once(named, prefix, remove_duplicate)
 
@@ -304,7 +302,7 @@ class StageModule(nn.Module):
         """The buffers of this stage's modules."""
         if not recurse:
             return
-        names, elsewhere = {name for name, _ in self.own}, self.stage.buffers_elsewhere
+        names, elsewhere = {name for name, _ in self.own}, self.stage.held.buffers_elsewhere
         named = (
             (name, buffer)
             for name, buffer in self.graph.program.named_buffers()

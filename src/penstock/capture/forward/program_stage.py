@@ -1,0 +1,591 @@
+"""One stage: the user's own forward on his own modules; calls of other stages are left out.
+
+    unit of this stage       runs as it is
+    unit of another stage    returns what was received for its address, or absent tensors
+    call between units       runs; it is absent if it reads something absent
+    all that is sent is made  the forward of this stage ends there
+
+Only while a stage runs, the units that it must see have another ``forward``; afterwards the model
+is as the user made it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointFunction
+
+from penstock.capture.forward.forwards import Forwards, ReplacedForward
+from penstock.capture.forward.held import Held, put_back
+from penstock.capture.forward.kept_state import KeptState
+from penstock.capture.forward.partial_forward import StageRun, StageTask
+from penstock.capture.forward.random_streams import in_stream, restore, seeded
+from penstock.capture.forward.run_state import RunState
+from penstock.capture.forward.unit_calls import UnitCall, unit_calls
+from penstock.capture.forward.watched import find_watched, whole_loss
+from penstock.capture.forward.whole_blocks import blocks_left_out, blocks_of_its_own, numbers_in
+from penstock.capture.loss.loss_parts import measured, target_count, weighed
+from penstock.capture.loss.loss_path import OtherPath, PathGuard
+from penstock.capture.record.absent import (
+    Absent,
+    NeedsValues,
+    NoHandle,
+    absent_like,
+    call_name,
+    functions_through,
+    scripts_seen,
+    writes_first,
+)
+from penstock.capture.record.calls import Address, Made, tensors_in
+from penstock.capture.record.sizes import BatchSize, ValueSizes
+from penstock.capture.record.user_lines import line_of, line_of_user, line_with_source
+from penstock.errors import BadInput
+from penstock.torch_internals import (
+    NoFunctionCalls,
+    has_global_hooks,
+    modes_on,
+    put_on,
+    pytree,
+    taken_off,
+)
+
+KEEP_TOGETHER = "keep these layers in one stage"
+REMEDY = (
+    f"a stage needs the calls that the example batch made; capture again with such a batch, or "
+    f"{KEEP_TOGETHER}"
+)
+
+
+class StageEnd(BaseException):
+    """Everything that this stage sends has been made."""
+
+
+class PathChanged(BaseException):
+    """Control flow differs from the example; no `Exception`, so that user code lets it pass."""
+
+
+class _Watch(TorchFunctionMode):
+    """Mode between units where calls matter by address: received, sent, or parts of the loss."""
+
+    def __init__(self, stage: "ProgramStage", names: frozenset[Any]) -> None:
+        super().__init__()
+        self._stage, self._names = stage, names
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        stage, name = self._stage, call_name(func)
+        if stage.now.inside or (name not in self._names and not stage.guard.is_on):
+            return func(*args, **kwargs)
+        return stage.watched_call(func, name, args, kwargs)
+
+
+class _WithoutHooks(TorchFunctionMode):
+    """Mode that ignores hooks on tensors without gradients, instead of an error."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if call_name(func) in ("register_hook", "retain_grad") and not args[0].requires_grad:
+            return NoHandle()
+        return func(*args, **(kwargs or {}))
+
+
+class _Progress:
+    """How far a run of a stage has come.
+
+    ``calls`` are those of each module so far, and None while the user's program does not run.
+    ``inside`` a unit nothing is watched. ``others`` counts the calls of other stages' modules.
+    ``counted`` and ``found`` are for the loss: targets, and values of a whole step by address.
+    """
+
+    __slots__ = (
+        *("anchor", "calls", "counted", "found", "inside", "others", "received", "run", "seen"),
+        *("sent", "watching"),
+    )
+
+    def __init__(self, run: StageRun, received: Mapping[int, torch.Tensor]) -> None:
+        self.run, self.received = run, received
+        self.sent: dict[int, torch.Tensor] = {}
+        self.seen: dict[Address, int] = {}
+        self.calls: dict[str, int] | None = None
+        self.anchor: Address | None = None
+        self.watching = self.inside = False
+        self.others = 0
+        self.counted: Any = None
+        self.found: dict[Address, list[Any]] = {}
+
+
+class _Shapes:
+    """Shapes of values in a batch of one size; each is found once."""
+
+    def __init__(self, sizes: ValueSizes, size: BatchSize) -> None:
+        self._sizes, self.size = sizes, size
+        self._made: dict[Any, tuple[torch.Tensor, bool]] = {}
+        self._sent: dict[int, tuple[int, ...] | None] = {}
+
+    def absent(self, made: Made) -> Absent:
+        """An absent tensor in the place of what another stage makes."""
+        known = self._made.get(made.what)
+        if known is None:
+            assert made.dtype is not None
+            shape = self._sizes.shape(made.what, self.size)
+            found = absent_like((0,) if shape is None else shape, made.dtype)
+            known = self._made[made.what] = found.plain, shape is None
+        return Absent.of(known[0], made.grad and torch.is_grad_enabled(), known[1])
+
+    def of_sent(self, value: int) -> tuple[int, ...] | None:
+        """The shape of a value that is sent."""
+        wanted = self._sent.get(value)
+        if wanted is None:
+            wanted = self._sent[value] = self._sizes.shape(value, self.size)
+        return wanted
+
+
+class ProgramStage:
+    """Runner of a part of a recorded program on the user's own modules.
+
+    ``alone`` is that of `Held`. With ``counts_targets`` a run counts them, instead of weighing the
+    calls of the loss.
+    """
+
+    on_begin: Callable[[], None] | None = None
+    """Callback before the stage's own first call, unless that is the first of all; for costs."""
+
+    def __init__(
+        self, task: StageTask, kept: KeptState, *, alone: bool = True, counts_targets: bool = False
+    ) -> None:
+        self.task, self._kept, self._counts_targets = task, kept, counts_targets
+        self._part, self._record = task.part, task.record
+        self.guard = PathGuard(task.own_path)
+        self._wanted = len(task.part.sent)
+        self._ends_early = not task.part.to_end
+        self._watched = find_watched(task)
+        self.loss: Callable[..., Any] | None = None
+        """Function in the place of the user's loss, if that is one of torch's."""
+        if (address := whole_loss(task, self._watched)) is not None:
+            self.loss = partial(self._loss, address)
+            self._watched = self._watched.without(self._watched.addresses)
+        left_out = blocks_left_out(task, self._watched)
+        own_blocks = blocks_of_its_own(task, self._watched)
+        self.own_blocks = tuple(own_blocks)
+        """Paths of blocks that are this stage's whole, and run as if they were units."""
+        for blocks in (left_out | own_blocks).values():
+            self._watched = self._watched.without(
+                self._record.events[number].address for number in numbers_in(blocks)
+            )
+        self._mode, self._modes_before = _Watch(self, self._watched.names), 0
+        self._forwards = Forwards(task)
+        self._expected, self._may_vary = 0, False
+        self._add_forwards(unit_calls(task, self._watched, left_out, own_blocks))
+        self.held = Held(task, alone=alone)
+        self.state = RunState(task, kept, self.held.buffers_elsewhere)
+        self._shapes = _Shapes(task.recorded.sizes, BatchSize(1))
+        self.now = _NO_PROGRESS
+
+    def _add_forwards(self, calls: Mapping[str, Sequence[UnitCall]]) -> None:
+        """Prepare the forwards of units, and of blocks that run or are left out as a whole."""
+        task, record, watched = self.task, self._record, self._watched
+        last = len(record.events)
+        if self._ends_early and self._wanted:
+            last = max(record.values[value].maker for value in task.part.sent)
+            if task.costs:
+                last = task.part.last  # its call is seen, and ends the stage
+        for path, own in calls.items():
+            # Without watched places, what is own and sends nothing is left as it is.
+            plain = all(
+                c.own
+                and not (c.sent or c.watch or (task.draws_in_all and c.draws))
+                and c.first not in watched.marks
+                for c in own
+            )
+            if plain and not watched.anchors and not record.has_nested:
+                continue
+            once = len(own) == 1 and not own[0].draws and not record.has_nested
+            self._forwards.add(
+                path,
+                partial(self._called_once if once else self._called_often, path, own),
+                mutes=not any(call.own for call in own),
+                sends=any(call.sent for call in own),
+            )
+            # Of its own, a stage may leave out what it sends nothing of, as an expert without rows.
+            self._expected += sum(call.first <= last and not call.own for call in own)
+            self._may_vary |= task.by_sample(path)
+
+    def hold(self, *, alone: bool) -> None:
+        """Decide again which parameters are exchanged, since others' have been released."""
+        self.held = Held(self.task, alone=alone)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Exclude calls of modules from this forward, within a run; they run on copies of state."""
+        self.now.inside = True
+        try:
+            with self.state.on_copies():
+                yield
+        finally:
+            self.now.inside = False
+
+    # Forwards of units while the stage runs.
+
+    def _called_often(
+        self, path: str, calls: Sequence[UnitCall], replaced: ReplacedForward
+    ) -> Callable[..., Any]:
+        """The forward of a module that may be called several times."""
+        task, marks = self.task, self._watched.marks
+        by_sample = task.by_sample(path)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            now = self.now
+            if now.calls is None or now.inside:
+                return replaced.plain(*args, **kwargs)
+            n = now.calls.get(path, 0)
+            now.calls[path] = n + 1
+            if now.watching:
+                self._unwatch()
+            if n >= len(calls):
+                if not by_sample:
+                    times = f"{n + 1} times, and {len(calls)} times on the example"
+                    raise PathChanged(f"'{path}' is called {times}")
+                n = len(calls) - 1
+            call = calls[n]
+            now.others += not call.own
+            if call.first in marks:
+                self._at_mark(call.first)
+            if call.own:
+                now.inside = True
+                try:
+                    if task.draws_in_all and call.draws:
+                        result = in_stream(now.run, (path, n), replaced.plain, args, kwargs)
+                    else:
+                        result = replaced.plain(*args, **kwargs)
+                finally:
+                    now.inside = False
+                if call.sent:
+                    self._collect(tensors_in(result), call.sent)
+            else:
+                result = self._left_out(call, args, kwargs)
+            now.anchor = call.anchor
+            if call.watch:
+                self._watch()
+            return result
+
+        return forward
+
+    def _called_once(
+        self, path: str, calls: Sequence[UnitCall], replaced: ReplacedForward
+    ) -> Callable[..., Any]:
+        """`_called_often` for a module with one call in a forward, and for what this stage does."""
+        (call,) = calls
+        own, after, sent, anchor = call.own, call.watch, call.sent, call.anchor
+        plain = replaced.plain
+        mark = call.first if call.first in self._watched.marks else None
+        single = call.template[0] if call.is_single else None
+        receives, left_out = bool(call.received), not call.own
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            now = self.now
+            if now.calls is None or now.inside:
+                return plain(*args, **kwargs)
+            if now.watching:
+                self._unwatch()
+            now.others += left_out
+            if mark is not None:
+                self._at_mark(mark)
+            if own:
+                result = plain(*args, **kwargs)
+                if sent:
+                    self._collect(tensors_in(result), sent)
+            elif single is None:
+                result = self._left_out(call, args, kwargs)
+            elif receives:
+                result = now.received[single.what]
+            else:
+                result = self._shapes.absent(single)
+            if after:
+                now.anchor = anchor
+                self._watch()
+            return result
+
+        return forward
+
+    def _left_out(self, call: UnitCall, args: Any, kwargs: Any) -> Any:
+        """Return the result of another stage's unit: what was received, or absent tensors."""
+        received, given = call.received or (), self.now.received
+        found: list[Any] = []
+        for made in call.template:
+            if made.kind == "constant":
+                found.append(made.what)
+            elif made.kind in ("given", "handed on"):
+                found.append(pytree.key_get((args, kwargs), made.what))
+            elif made.what in received:
+                found.append(given[made.what])
+            else:
+                found.append(self._shapes.absent(made))
+        return found[0] if call.is_single else pytree.tree_unflatten(found, call.spec)
+
+    def _at_mark(self, number: int) -> None:
+        """The stage's own first call comes next, or the first after it."""
+        if number == self._part.first:
+            if self.on_begin is not None:
+                self.on_begin()
+        elif self._ends_early and len(self.now.sent) == self._wanted:
+            raise StageEnd
+
+    # Calls between units.
+
+    def watched_call(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """A call of a watched name between units."""
+        now = self.now
+        place = (now.anchor, name, line_of_user(3))
+        n = now.seen.get(place, 0)
+        now.seen[place] = n + 1
+        address = (*place, n)
+        if self.guard.is_on:
+            return self.guard.call(self._call, address, func, args, kwargs)
+        return self._call(address, func, args, kwargs)
+
+    def _call(self, address: Address, func: Any, args: Any, kwargs: Any) -> Any:
+        watched, now = self._watched, self.now
+        if address not in watched.special:
+            return func(*args, **kwargs)
+        name = address[1]
+        if address in watched.marked:
+            self._at_mark(watched.marked[address])
+        if address in watched.hooked_elsewhere:
+            return NoHandle()
+        if address in watched.answers:  # of activations nothing is known: as in the example
+            return watched.answers[address]
+        if address in self.task.actions_of:
+            result = self._acted(address, func, args, kwargs)
+        elif address in watched.random:
+            # Of the line the number alone: files may have other paths on other hosts.
+            key = name, address[0], address[2][1], address[3]
+            result = in_stream(now.run, key, func, args, kwargs)
+        else:
+            result = func(*args, **kwargs)
+        slots = watched.received.get(address)
+        if slots is not None:
+            result = filled(result, slots, now.received)
+            if writes_first(name) and type(args[0]) is Absent:
+                args[0].became, Absent.any_became = result, True
+        slots = watched.sent.get(address)
+        if slots is not None:
+            self._collect(tensors_in(result), slots)
+        return result
+
+    def _function(self, kind: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A call of an autograd function; a reentrant checkpoint may be received, or sent."""
+        if kind is not CheckpointFunction or not self.now.watching or self.now.inside:
+            return call(*args, **kwargs)
+        return self.watched_call(call, kind.__name__, args, kwargs)
+
+    def _loss(self, address: Address, *args: Any) -> Any:
+        return self._acted(address, self.task.program.loss, args, {})
+
+    def _acted(self, address: Address, func: Any, args: Any, kwargs: Any) -> Any:
+        now, actions = self.now, self.task.actions_of[address]
+        if self.task.probes:
+            now.found[address] = measured(actions, func, args, kwargs)
+            return func(*args, **kwargs)
+        if has_absent((*args, *kwargs.values())):
+            return func(*args, **kwargs)
+        if self._counts_targets:
+            now.counted = target_count(args, kwargs)
+            return func(*args, **kwargs)
+        whole = now.run.whole.get(address)
+        if whole is None and self._kept.any_path:
+            return func(*args, **kwargs)
+        if whole is None:
+            raise OtherPath(f"{maker_in_words(address)} is called, but not in the whole batch")
+        return weighed(actions, whole, now.run.share, func, args, kwargs)
+
+    def _watch(self) -> None:
+        """Watch calls, below all modes entered since the run began: each takes off the topmost.
+
+        Above those that were there before, as the record was made: they may make other calls.
+        """
+        self.now.watching = True
+        if not self._kept.any_path:
+            self.guard.begin(self.now.anchor)
+        put_on([self._mode, *taken_off(self._modes_before)])
+
+    def _unwatch(self) -> None:
+        self.guard.end()
+        self.now.watching = False
+        put_on(taken_off(self._modes_before)[1:])
+
+    def _collect(self, tensors: Sequence[torch.Tensor], slots: Mapping[Any, int]) -> None:
+        """Take what is sent; end the forward when all of it is made."""
+        sent = self.now.sent
+        for slot, value in slots.items():
+            tensor = tensors[slot]
+            if type(tensor) is Absent:
+                what = maker_in_words(self._part.sent[value][0])
+                raise PathChanged(f"{what} was made of tensors of another stage")
+            wanted = self._shapes.of_sent(value)
+            if tensor.shape != wanted:
+                what = maker_in_words(self._part.sent[value][0])
+                raise PathChanged(
+                    f"{what} has the shape {tuple(tensor.shape)}, and by the example {wanted}, "
+                    f"which the next stage receives; values must not decide about it"
+                )
+            if value in self._record.overwritten:
+                with NoFunctionCalls():  # no call of the user's program
+                    tensor = tensor.clone()
+            sent[value] = tensor
+        if len(sent) == self._wanted and self._ends_early and not self.task.costs:
+            raise StageEnd
+
+    # A run.
+
+    def run(self, call: Callable[[], Any], run: StageRun) -> tuple[Mapping[int, torch.Tensor], Any]:
+        """Run ``call``, the user's program on one micro-batch: what is sent, and its result.
+
+        The result is None for a stage whose forward ends before.
+        """
+        if self._shapes.size is not run.size:
+            sizes = self.task.recorded.sizes
+            sizes.find(run.size.lengths)  # not within a run, which would be recorded, too
+            self._shapes = _Shapes(sizes, run.size)
+        over, received = self._record.overwritten, run.received
+        if over and received:
+            received = {
+                v: tensor.clone() if v in over else tensor for v, tensor in received.items()
+            }
+        now = self.now = _Progress(run, received)
+        try:
+            result = self._run_replaced(call)
+        except (PathChanged, NeedsValues) as problem:
+            what = "needs" if isinstance(problem, NeedsValues) else "took another path:"
+            remedy = few_samples(run) or f"; {REMEDY}"
+            raise BadInput(f"forward {what} {problem}{at_line(problem)}{remedy}") from problem
+        except Exception as problem:
+            problem.add_note(f"{at_line(problem)}{few_samples(run)}")
+            raise
+        finally:  # release what it was given
+            now.received, now.run = {}, _NO_RUN
+            if Absent.any_became:  # each write to a class makes what is looked up in it slower
+                Absent.any_became = False
+        if len(now.sent) < self._wanted:
+            missing = next(v for v in self._part.sent if v not in now.sent)
+            what = maker_in_words(self._part.sent[missing][0])
+            raise BadInput(f"forward took another path: {what} was not made; {REMEDY}")
+        if now.others != self._expected and not self._may_vary and not self.task.probes:
+            raise BadInput(
+                f"forward took another path: {now.others} calls of other stages' modules were "
+                f"seen, and {self._expected} on the example; {REMEDY}"
+            )
+        made, now.sent = now.sent, {}
+        return made, result
+
+    def _run_replaced(self, call: Callable[[], Any]) -> Any:
+        now, result = self.now, None
+        generators = seeded(self.task, now.run)
+        if has_global_hooks():
+            raise BadInput(
+                "there are backward hooks for all modules now (also those of FlopCounterMode), "
+                "which would run on what is elsewhere; use them on the model alone"
+            )
+        muted, refused = self._forwards.replace()
+        exchanged = self.held.exchange()
+        after = self.state.enter(now.run.context) if self.state.is_any else None
+        now.calls = {}
+        with_grad = torch.is_grad_enabled()
+        self._modes_before = modes_on()
+        try:
+            if refused:
+                # What is sent is taken inside of the module's call, so hooks would be skipped.
+                raise PathChanged(
+                    f"'{refused}', of which a part is sent to another stage, got a backward hook "
+                    f"after the model was captured"
+                )
+            with self._surroundings():
+                try:
+                    if None in self._watched.anchors:
+                        self._watch()
+                    result = call()
+                    self.guard.end(result[0])
+                finally:
+                    self.guard.stop()
+                    if now.watching:
+                        self._unwatch()
+        except StageEnd:
+            pass
+        finally:
+            now.calls = None
+            if torch.is_grad_enabled() != with_grad:
+                torch.set_grad_enabled(with_grad)
+            if self.state.is_any:
+                self.state.leave(now.run.context, after)
+            put_back(exchanged)
+            self._forwards.restore(muted)
+            restore(generators)
+        return result
+
+    def _surroundings(self) -> AbstractContextManager[object]:
+        """Return the context that must be around a run of this program."""
+        record = self._record
+        without_hooks = record.hooks.any_on_tensors and not torch.is_grad_enabled()
+        sees_checkpoints = CheckpointFunction.__name__ in self._watched.names
+        if not (record.has_scripts or without_hooks or sees_checkpoints):
+            return nullcontext()
+        found = ExitStack()
+        if sees_checkpoints:
+            found.enter_context(functions_through(self._function))
+        if record.has_scripts:
+            found.enter_context(scripts_seen())
+        if without_hooks:  # it may run again with gradients
+            found.enter_context(_WithoutHooks())
+        return found
+
+
+_NO_RUN = StageRun(BatchSize(0))
+_NO_PROGRESS = _Progress(_NO_RUN, {})
+
+
+def few_samples(run: StageRun) -> str:
+    """Return a hint about a micro-batch of one sample; empty for others."""
+    if run.size.samples != 1:
+        return ""
+    return (
+        f" (micro-batch {run.context.micro_batch} has 1 sample: give batches with 2 or "
+        f"more for each micro-batch, as with drop_last=True, and squeeze(-1) for squeeze())"
+    )
+
+
+def maker_in_words(address: Address) -> str:
+    """The call that makes a value, for messages."""
+    if len(address) == 2:
+        return f"the result of '{address[0]}'"
+    return f"'{address[1]}' at {line_with_source(address[2])}"
+
+
+def has_absent(values: Sequence[Any]) -> bool:
+    """Return whether a tensor among the values, or in structures among them, is absent."""
+    for value in values:
+        if type(value) is Absent:
+            return True
+        if isinstance(value, (list, tuple, dict)) and has_absent(tensors_in(value)):
+            return True
+    return False
+
+
+def filled(result: Any, slots: Mapping[Any, int], received: Mapping[int, torch.Tensor]) -> Any:
+    """A call's result with received tensors in some of its slots."""
+    if isinstance(result, torch.Tensor):
+        return received[slots[0]] if 0 in slots else result
+    leaves, spec = pytree.tree_flatten(result)
+    found: list[Any] = []
+    slot = 0
+    for leaf in leaves:
+        is_tensor = isinstance(leaf, torch.Tensor)
+        found.append(received[slots[slot]] if is_tensor and slot in slots else leaf)
+        slot += is_tensor
+    return pytree.tree_unflatten(found, spec)
+
+
+def at_line(problem: BaseException) -> str:
+    """`` at `` the innermost line of the user's code in the traceback of a problem, if any."""
+    found = line_of(problem.__traceback__)
+    return f" at {found}" if found else ""

@@ -1,0 +1,92 @@
+"""Calls of units, and of blocks that run or are left out whole, in the order of a stage's run."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.capture.forward.partial_forward import StageTask
+from penstock.capture.forward.watched import Slots, Watched, crossing
+from penstock.capture.forward.whole_blocks import units_in
+from penstock.capture.record.calls import Address, BlockCall, Made
+
+
+@dataclass(frozen=True, slots=True)
+class UnitCall:
+    """Role of a stage in one call of a unit, or of a block that is left out.
+
+    ``first`` is the number of its (first) event.
+    """
+
+    own: bool
+    anchor: Address | None
+    template: Sequence[Made]
+    spec: Any
+    sent: Slots | None
+    received: frozenset[int] | None
+    watch: bool
+    first: int
+    draws: bool = False
+
+    @property
+    def is_single(self) -> bool:
+        """Return whether the result is one tensor that the unit made."""
+        return len(self.template) == 1 and self.spec.is_leaf() and self.template[0].kind == "made"
+
+
+def unit_calls(
+    task: StageTask,
+    watched: Watched,
+    left_out: Mapping[str, Sequence[BlockCall]],
+    own: Mapping[str, Sequence[BlockCall]],
+) -> dict[str, list[UnitCall]]:
+    """The calls that a run makes or leaves out, by the path of their module."""
+    record, part = task.record, task.part
+    received, sent = crossing(part.received, units=True), crossing(part.sent, units=True)
+
+    def of_unit(number: int) -> UnitCall:
+        event = record.events[number]
+        assert event.result is not None
+        made, spec = event.result
+        known = record.values
+        values = {known[v].slot: v for v in event.makes if known[v].maker == number}
+        template = [
+            Made("made", values[m.what], m.dtype, m.grad) if m.kind == "made" else m for m in made
+        ]
+        given = received.get(event.address)
+        anchor = record.anchor_of(event.address)
+        return UnitCall(
+            event.address in part.units,
+            anchor,
+            template,
+            spec,
+            sent.get(event.address),
+            frozenset(given.values()) if given is not None else None,
+            anchor in watched.anchors,
+            number,
+            event.random,
+        )
+
+    def of_block(block: BlockCall, *, own: bool) -> UnitCall:
+        tensors = [made for made in block.template if made.kind in ("made", "given")]
+        made = {made.what: slot for slot, made in enumerate(tensors) if made.kind == "made"}
+        return UnitCall(
+            own,
+            block.anchor,
+            block.template,
+            block.spec,
+            {slot: value for value, slot in made.items() if value in part.sent} if own else None,
+            frozenset() if own else frozenset(value for value in made if value in part.received),
+            block.anchor in watched.anchors,
+            block.first,
+        )
+
+    calls: dict[str, list[UnitCall]] = defaultdict(list)
+    for number, event in enumerate(record.events):
+        if event.is_unit:
+            calls[event.address[0]].append(of_unit(number))
+    for path, blocks in {**left_out, **own}.items():
+        for unit in units_in(record, blocks):
+            del calls[unit]
+        calls[path] = [of_block(block, own=path in own) for block in blocks]
+    return dict(calls)
