@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -17,14 +17,19 @@ from penstock.capture.cut.cut import Cut, LayerCrossing
 from penstock.capture.cut.needs import Needs, needs_of_outputs
 from penstock.capture.forward.checked import in_words
 from penstock.capture.forward.kept_state import KeptState, Place
-from penstock.capture.forward.partial_forward import Costs, ProgramPart, StageRun, StageTask
-from penstock.capture.forward.program_stage import ProgramStage
+from penstock.capture.forward.partial_forward import Costs
+from penstock.capture.forward.probe import Probe, adds_up
 from penstock.capture.forward.stage_module import StageModule, StageProgram
-from penstock.capture.loss.loss_parts import LossAction, LossParts
-from penstock.capture.loss.loss_path import LossPath, OtherPath
+from penstock.capture.forward.stage_parts import (
+    leaves_behind,
+    leaves_of_part,
+    leaves_of_sizes,
+    part_of,
+)
+from penstock.capture.loss.loss_parts import LossParts
+from penstock.capture.loss.loss_path import OtherPath
 from penstock.capture.loss.step_values import AnyLeaf, StepValues
 from penstock.capture.record.absent import Absent, release
-from penstock.capture.record.calls import TensorReference
 from penstock.capture.record.example import Recorded
 from penstock.capture.record.model_and_loss import UserProgram, WholeModule
 from penstock.capture.record.model_outputs import StructuredOutputs, flatten_outputs
@@ -32,7 +37,7 @@ from penstock.capture.record.model_state import StatePlace, place_of
 from penstock.capture.record.sizes import BatchSize
 from penstock.errors import BadInput, shortened
 from penstock.text import counted, html_table
-from penstock.torch_internals import Norm, own_buffers, pytree
+from penstock.torch_internals import Norm, own_buffers
 
 Record: TypeAlias = Callable[..., Recorded]
 """Function that records a program on the leaves of an example, as `record_program` does."""
@@ -347,62 +352,30 @@ class LayerGraph:
         device = self.recorded.device
         own = {i: leaf if leaf.is_meta else leaf.to(device) for i, leaf in leaves.items()}
         try:
-            self._probed(self._path_probe, own, size)
+            self._path_probe(own, size)
         except (OtherPath, BadInput):
             return False
         return True
 
     @cached_property
-    def _path_probe(self) -> ProgramStage:
-        return self._probe({}, self.recorded.parts.path)
-
-    def _probe(
-        self, actions: Mapping[int, Sequence[LossAction]], path: LossPath | None = None
-    ) -> ProgramStage:
-        """The whole program, of whose tensors only the batch's have values."""
-        part = ProgramPart(0, self.cut.end)
-        task = StageTask(self.program, self.recorded, part, actions, path or {}, "probing")
-        return ProgramStage(task, self.state)
-
-    def _probed(
-        self, probe: ProgramStage, leaves: Mapping[int, torch.Tensor], size: BatchSize
-    ) -> Any:
-        Absent.claim(self.recorded.device)
-
-        def call() -> Any:
-            return self.program.run(leaves)
-
-        with torch.no_grad(), self.program.without_caches():
-            probe.run(call, StageRun(size))
-        return dict(probe.now.found)
+    def _path_probe(self) -> Probe:
+        path = self.recorded.parts.path
+        return Probe(self.program, self.recorded, self.state, self.cut.end, {}, path)
 
     @cached_property
     def step_values(self) -> StepValues:
         """The values of a step that slices need."""
         recorded = self.recorded
-        actions = recorded.parts.actions
-        found = partial(self._probed, self._probe(actions))
+        record, actions = recorded.record, recorded.parts.actions
         acting = {number for number, own in actions.items() if any(a.kind != "rows" for a in own)}
-        adds = all(self._adds_up(n, action) for n, own in actions.items() for action in own)
         return StepValues(
-            found,
-            self._leaves_behind(acting),
+            Probe(self.program, recorded, self.state, self.cut.end, actions, {}),
+            leaves_behind(record, acting),
             self.lengths_of,
             recorded.device,
-            adds=adds,
+            adds=all(adds_up(record, n, action) for n, own in actions.items() for action in own),
             shared=self.layout.shared,
         )
-
-    def _adds_up(self, number: int, action: LossAction) -> bool:
-        """Return whether the value of two batches together is the sum of theirs."""
-        if action.kind != "whole":
-            return action.kind != "result"
-        record = self.recorded.record
-        entry = pytree.tree_leaves(record.events[number].args)[action.position]
-        if not isinstance(entry, TensorReference) or not isinstance(entry.value, int):
-            return False
-        maker = record.events[record.values[entry.value].maker]
-        return maker.address[1] in ("sum", "count_nonzero")
 
     @property
     def leaves_read(self) -> frozenset[int]:
@@ -529,16 +502,13 @@ class LayerGraph:
             )
         is_last = layers.stop == count
         has_loss = is_last and self.wants != "outputs"
-        part = self._part(layers)
-        self._check_state(part)
-        inputs = self._inputs(part, is_last=is_last)
+        part = part_of(self.recorded, self.cut, self._crossings, self._needs, layers)
+        returned = self._outputs if is_last and self.wants != "loss" else ()
+        read = leaves_of_part(self.recorded, self._needs, part, returned, with_loss=has_loss)
         received = tuple(self.spec(value) for value in part.received)
-        sized: frozenset[int] = frozenset()
-        # A stage needs the number of samples, and lengths, from some tensor.
-        sizes = self._leaves_of_sizes(inputs, received)
-        if sizes:
-            sized = frozenset(sizes)
-            inputs = tuple(sorted({*inputs, *sizes}))
+        places = self.layout.length_places
+        sized = frozenset(leaves_of_sizes(read, received, self.leaves_read, places))
+        inputs = tuple(sorted(read | sized))
         if self.whole_loss and has_loss and len(layers) > 1:  # its loss runs apart
             for part_of_it in (self.stage(layers[:-1]), self.stage(layers[-1:])):
                 sized |= part_of_it.sized - set(inputs)
@@ -560,104 +530,6 @@ class LayerGraph:
             outputs=outputs,
         )
         return StageProgram(layers, module, inputs, received, sent, has_loss, outputs, sized)
-
-    def _part(self, layers: range) -> ProgramPart:
-        record, cut = self.recorded.record, self.cut
-        first, last = cut.bounds[layers.start], cut.bounds[layers.stop]
-        own = record.events[first:last]
-        units = frozenset(event.address for event in own if event.is_unit)
-        held = {name for event in own for name in event.params}
-        held |= {use.name for use in self.parameter_uses if set(use.layers) & set(layers)}
-        received: dict[int, Any] = {}
-        sent: dict[int, Any] = {}
-        for crossing in self._crossings:
-            value = record.values[crossing.value]
-            address = record.events[value.maker].address, value.slot
-            if crossing.maker < layers.start and any(r in layers for r in crossing.readers):
-                received[crossing.value] = address
-            if crossing.maker in layers and crossing.readers[-1] >= layers.stop:
-                sent[crossing.value] = address
-        answers = {
-            record.events[n].address: record.events[n].answer for n in self._needs.as_on_example
-        }
-        # Forward that changes its own state must run to its end, or its last lines never count
-        # here, and what it changes for a while only is never taken back. The same holds where it
-        # registers a hook on a tensor, or calls a unit that keeps state, after what is sent.
-        made = max((record.values[value].maker for value in sent), default=last)
-        changing = {unit for unit, _ in self.recorded.unit_changes}
-        late = any(event.address[0] in changing for event in record.events[made + 1 : last])
-        hooked = any(
-            first <= record.values[v].maker < last for v in record.hooks.on_tensors.values()
-        )
-        to_end = bool(self.recorded.changes_again) or record.is_temporary or hooked or late
-        return ProgramPart(first, last, units, frozenset(held), received, sent, answers, to_end)
-
-    def _check_state(self, part: ProgramPart) -> None:
-        """Raise `BadInput` if state that changes with every call is of units of several stages."""
-        for unit, place in self.recorded.unit_changes:
-            calls = [e for e in self.recorded.record.events if e.is_unit and e.address[0] == unit]
-            own = [event for event in calls if event.address in part.units]
-            if own and len(own) < len(calls):
-                raise BadInput(
-                    f"'{place.name}' changes with every call, and '{unit}' is called "
-                    f"in several stages, which would each count for themselves; cut the model so "
-                    f"that all calls are in one stage"
-                )
-
-    def _inputs(self, part: ProgramPart, *, is_last: bool) -> tuple[int, ...]:
-        """The leaves whose values a stage reads: for its calls, and the batch's part of these."""
-        record, recorded = self.recorded.record, self.recorded
-        end = part.last
-        if is_last or part.to_end or not part.sent:
-            end = len(record.events)
-        wanted = {
-            number
-            for number, event in enumerate(record.events[:end])
-            if event.reads_values and not event.depends
-        }
-        # The lengths by which sequences are packed: by them all stages know the sizes.
-        packing = (e for e in record.events[:end] if e.address[1] == "_pack_padded_sequence")
-        wanted |= {record.values[value].maker for event in packing for value in event.reads[1:2]}
-        wanted |= set(range(part.first, part.last))
-        if is_last and self.wants != "outputs":
-            wanted |= {n for n, own in recorded.parts.actions.items() if own}
-        found = self._leaves_behind(wanted & self._needs.events)
-        if is_last and self.wants != "loss":
-            makers = {record.values[value].maker for value in self._outputs}
-            found |= self._leaves_behind(makers)
-            found |= {n for maker in makers for n in record.events[maker].leaves}
-        return tuple(sorted(found))
-
-    def _leaves_behind(self, events: Any) -> frozenset[int]:
-        """The leaves of the batch from which calls, and what they read of the batch, are made."""
-        record = self.recorded.record
-        todo, done, found = list(events), set[int](), set[int]()
-        while todo:
-            number = todo.pop()
-            if number in done:
-                continue
-            done.add(number)
-            event = record.events[number]
-            if event.address[0] == "":
-                continue  # the batch's own leaf: read by those that read its value
-            found |= event.leaves
-            for value in event.reads:
-                if value not in record.dependent:
-                    todo.append(record.values[value].maker)
-        return frozenset(found)
-
-    def _leaves_of_sizes(
-        self, inputs: tuple[int, ...], received: Sequence[TensorSpec]
-    ) -> list[int]:
-        """Leaves that are read for their size only."""
-        found: list[int] = []
-        if not inputs and not any(spec.has_plain_rows for spec in received):
-            found.append(min(self.leaves_read, default=0))
-        for places in self.layout.length_places:
-            readable = [leaf for leaf, _ in places if leaf in self.leaves_read]
-            if readable and not any(leaf in (*inputs, *found) for leaf, _ in places):
-                found.append(readable[0])
-        return found
 
     def hold_only(
         self,
