@@ -12,13 +12,12 @@ time. Units are opened, and the runs repeated, until what others use of a unit i
 
 import contextlib
 import threading
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,17 +31,15 @@ from penstock.capture.loss.loss_parts import (
     loss_parts,
 )
 from penstock.capture.loss.mixing import mixing_call, start_of_whole_loss
-from penstock.capture.record.absent import Absent, NeedsValues, UnknownSize
+from penstock.capture.record.absent import Absent
 from penstock.capture.record.calls import Address, Made, ProgramRecord, RecordedCall
+from penstock.capture.record.example_runs import Again, Attempt, ExampleRuns, NotThere
 from penstock.capture.record.failures import (
     LengthRefused,
     check_model,
-    does_not_run,
-    first_line,
-    innermost_module,
     only_whole,
 )
-from penstock.capture.record.model_and_loss import Returned, UserProgram
+from penstock.capture.record.model_and_loss import UserProgram
 from penstock.capture.record.model_outputs import Flattened, flatten_outputs
 from penstock.capture.record.model_state import (
     PLAIN,
@@ -62,18 +59,14 @@ from penstock.capture.record.outside_state import (
     kept_random_state,
     same_generators,
 )
-from penstock.capture.record.recording import Recording
 from penstock.capture.record.regions import keep_carried, keep_unit_together
 from penstock.capture.record.sizes import BatchSize, ValueSizes, shapes_of
 from penstock.capture.record.tensor_facts import shape_of, state_at
 from penstock.capture.record.units import (
     Granularity,
-    blocks_around,
     is_torchs,
-    units_of,
 )
-from penstock.capture.record.user_lines import Line, line_of, line_with_source
-from penstock.device import without_nested_tensors
+from penstock.capture.record.user_lines import Line, line_with_source
 from penstock.errors import BadInput, CaptureFailed, PenstockError
 from penstock.torch_internals import Norm, eagerly, own_buffers, pytree
 
@@ -152,44 +145,11 @@ class Recorded:
         return self.is_steady and same
 
 
-@dataclass
-class _Attempt:
-    """Findings about the units so far.
-
-    ``opened`` and ``closed`` have reasons; ``varying`` are called more often in other batches.
-    """
-
-    granularity: Granularity
-    training: bool = True
-    with_loss: bool = True
-    opened: dict[str, str] = field(default_factory=dict[str, str])
-    closed: dict[str, str] = field(default_factory=dict[str, str])
-    valued: set[str] = field(default_factory=set[str])
-    varying: set[str] = field(default_factory=set[str])
-    with_values: bool = False
-    settled: bool = False
-    failure: Exception | None = None
-    """Failure of the program outside of modules, with tensors without values."""
-
-    def give_values(self) -> None:
-        """Run with the values of the model and the batch; no unit needs made-up ones then."""
-        self.with_values = True
-        self.valued.clear()
-
-
 def modules_above(path: str) -> Iterator[str]:
     """The modules that hold one, the innermost first, without the root."""
     while "." in path:
         path = path.rpartition(".")[0]
         yield path
-
-
-class _Again(Exception):
-    """The units have changed: record again."""
-
-
-class _NotThere(Exception):
-    """The program failed on an optional probe batch."""
 
 
 _recording = threading.Lock()
@@ -209,18 +169,18 @@ def record_program(
     Without its loss, the first output of the model takes the place of it.
     """
     check_model(program)
-    fresh = partial(_Attempt, granularity, training, with_loss)
+    fresh = partial(Attempt, granularity, training, with_loss)
     attempt = fresh()
     device = device_of(program)
     jointly = False
     with _undisturbed(program, device):
         for _ in range(_MOST_ATTEMPTS):
-            recorder = _Recorder(program, leaves, device, attempt, autocast)
+            recorder = _Recorder(ExampleRuns(program, leaves, device, attempt, autocast))
             try:
                 found = recorder.record(jointly=jointly)
                 found.evaluates_alike = not training or recorder.evaluates_alike(found)
                 return found
-            except _Again:
+            except Again:
                 continue
             except LengthRefused:
                 if jointly or len(program.call.layout.lengths) < 2:
@@ -264,47 +224,34 @@ def _undisturbed(program: UserProgram, device: torch.device) -> Iterator[None]:
 class _Recorder:
     """One attempt to record a program with given units."""
 
-    def __init__(
-        self,
-        program: UserProgram,
-        leaves: Sequence[torch.Tensor],
-        device: torch.device,
-        attempt: _Attempt,
-        autocast: torch.dtype | None,
-    ) -> None:
-        self._program, self._device = program, device
-        self._attempt, self._autocast = attempt, autocast
+    def __init__(self, runs: ExampleRuns) -> None:
+        self._runs, self._program = runs, runs.program
         self._written: dict[StatePlace, torch.Tensor | None] = {}
-        self._originals: Mapping[str, torch.Tensor] = dict(program.named_parameters())
-        layout = program.call.layout
-        lengths = layout.lengths_of(dict(enumerate(leaves))) if layout.lengths else ()
-        self._example = BatchSize(leaves[0].shape[0], lengths)
-        # With one sample it would be ambiguous which sizes are the samples.
-        self._leaves = [torch.cat([t, t]) for t in leaves] if leaves[0].shape[0] == 1 else leaves
-        self._size = BatchSize(self._leaves[0].shape[0], lengths)
 
     def record(self, *, jointly: bool) -> Recorded:
         """The record; other lengths one by one, or all of them ``jointly``."""
-        size, layout = self._size, self._program.call.layout
+        size, layout = self._runs.size, self._program.call.layout
         first, again = self._twice()
         records, batches = [first.record], [size]
         for rows in parts_of(size.samples):
             batches.append(BatchSize(len(rows), size.lengths))
-            records.append(self._once([leaf[rows] for leaf in self._leaves], batches[-1]))
+            records.append(self._runs.once([leaf[rows] for leaf in self._runs.leaves], batches[-1]))
         by_samples = records[1:]
         for lengths, must_run in other_lengths(layout, size.lengths, jointly=jointly):
             other = BatchSize(size.samples, lengths)
             try:
-                own = self._once(resized(layout, self._leaves, lengths), other, must_run=must_run)
-            except _NotThere:
+                own = self._runs.once(
+                    resized(layout, self._runs.leaves, lengths), other, must_run=must_run
+                )
+            except NotThere:
                 continue
             records.append(own)
             batches.append(other)
         self._check_results(records)
         self._find_varying([*records, again, *self._alone(first.record)])
-        if self._attempt.failure is not None:
-            raise only_whole(self._program, self._attempt.failure)
-        first.sizes, first.size = ValueSizes(records, batches, self._shapes_at), self._example
+        if self._runs.attempt.failure is not None:
+            raise only_whole(self._program, self._runs.attempt.failure)
+        first.sizes, first.size = ValueSizes(records, batches, self._shapes_at), self._runs.example
         first.is_steady = len(set(map(dependent_addresses, (first.record, *by_samples)))) == 1
         first.is_steady_in_lengths = len(set(map(dependent_addresses, records))) == 1
         first.counts = self._counts(first.record, by_samples)
@@ -312,7 +259,7 @@ class _Recorder:
             shapes, *others = (shapes_at(r.program, place) for r in (first.record, *by_samples))
             state.has_rows = any(other != shapes for other in others)
         first.calls = tuple(dict(record.counts) for record in records)
-        if not self._attempt.with_loss:
+        if not self._runs.attempt.with_loss:
             return first
         try:
             given = first.record, by_samples, first.sizes, first.loss
@@ -332,7 +279,7 @@ class _Recorder:
                 counting_of(*given[:3], value, first.parts) for value in first.output_values
             )
         except MustOpen as unit:
-            self._open(unit.unit, "it makes a part of the loss")
+            self._runs.open(unit.unit, "it makes a part of the loss")
         return first
 
     def _taken_number(self, record: ProgramRecord) -> RecordedCall | None:
@@ -377,14 +324,16 @@ class _Recorder:
         where the program fails.
         """
         values.restore()
-        program = self._copy()
+        program = self._runs.copy()
         found: list[str] = []
         for _ in range(2):
-            recording = self._recording(program)
+            recording = self._runs.recording(program)
             recording.functions.answered = answers
             try:
-                loss = self._run(recording, self._leaves, self._size, must_run=False).loss
-            except (_NotThere, PenstockError):
+                loss = self._runs.run(
+                    recording, self._runs.leaves, self._runs.size, must_run=False
+                ).loss
+            except (NotThere, PenstockError):
                 return None
             record, value = recording.record, recording.tensors.current.get(loss)
             behind = record.behind([] if value is None else [record.values[value].maker])
@@ -404,7 +353,7 @@ class _Recorder:
                     above = (p for p in modules_above(path) if self._calls_some(other, p))
                     callers.update(islice(above, 1))
         fresh: set[str] = set()
-        for path in callers - self._attempt.opened.keys():
+        for path in callers - self._runs.attempt.opened.keys():
             within = [
                 number
                 for number, event in enumerate(first.events)
@@ -412,10 +361,10 @@ class _Recorder:
             ]
             if any(within[0] < number < within[-1] for number in asking):
                 fresh.add(path)
-        fresh.difference_update(self._attempt.closed)
+        fresh.difference_update(self._runs.attempt.closed)
         if fresh:
-            self._attempt.closed |= dict.fromkeys(fresh, "activations decide what it calls")
-            raise _Again
+            self._runs.attempt.closed |= dict.fromkeys(fresh, "activations decide what it calls")
+            raise Again
 
     def _calls_some(self, record: ProgramRecord, path: str) -> bool:
         """Return whether a module has called some of its modules; no list of modules calls any."""
@@ -427,11 +376,11 @@ class _Recorder:
         """Two samples, each alone, where values of activations decide: they may skip calls."""
         if not any(event.reads_values and event.depends for event in record.events):
             return
-        size = BatchSize(1, self._size.lengths)
-        for row in (0, self._size.samples - 1):
-            with contextlib.suppress(_NotThere):  # norms do not take one sample
-                leaves = [leaf[row : row + 1] for leaf in self._leaves]
-                yield self._once(leaves, size, must_run=False)
+        size = BatchSize(1, self._runs.size.lengths)
+        for row in (0, self._runs.size.samples - 1):
+            with contextlib.suppress(NotThere):  # norms do not take one sample
+                leaves = [leaf[row : row + 1] for leaf in self._runs.leaves]
+                yield self._runs.once(leaves, size, must_run=False)
 
     def _counts(self, record: ProgramRecord, others: Sequence[ProgramRecord]) -> dict[str, str]:
         """The buffers that hold something of the samples after forward (see `Recorded`).
@@ -468,9 +417,9 @@ class _Recorder:
         first, *others = records
         self._close_where_values_skip(first, others)
         varying = {p for other in others for p, n in first.counts.items() if n != other.counts[p]}
-        if not varying <= self._attempt.varying:
-            self._attempt.varying |= varying
-            raise _Again
+        if not varying <= self._runs.attempt.varying:
+            self._runs.attempt.varying |= varying
+            raise Again
         for path in varying:
             keep_unit_together(first, path)
         made = [Counter(e.address[:-1] for e in r.events if not e.is_unit) for r in records]
@@ -481,40 +430,32 @@ class _Recorder:
 
     def _shapes_at(self, lengths: tuple[int, ...]) -> dict[Any, tuple[int, ...]]:
         """The shapes of all values at other lengths, by address and slot."""
-        leaves = resized(self._program.call.layout, self._leaves, lengths)
-        with _undisturbed(self._program, self._device):
+        leaves = resized(self._program.call.layout, self._runs.leaves, lengths)
+        with _undisturbed(self._program, self._runs.device):
             try:
-                found = self._once(leaves, BatchSize(self._size.samples, lengths))
-            except _Again:
+                found = self._runs.once(leaves, BatchSize(self._runs.size.samples, lengths))
+            except Again:
                 raise CaptureFailed(
                     f"{type(self._program.model).__name__} takes another path where its lengths "
                     f"are {list(lengths)}; capture it with such a batch"
                 ) from None
         return shapes_of(found)
 
-    def _copy(self) -> UserProgram:
-        copied = self._program.without_values(keeps_parameters=self._attempt.with_values)
-        for root in copied.root_names if not self._attempt.training else ():
-            copied.module(root).eval()
-        if self._attempt.training and not copied.model.training:
-            copied.model.train()
-        return copied
-
     def evaluates_alike(self, first: Recorded) -> bool:
         """Return whether a run in evaluation mode makes the recorded calls, and returns the same.
 
         It may open units, which is not for this record.
         """
-        known = self._attempt
+        known = self._runs.attempt
         own = {**known.opened}, {**known.closed}, {*known.valued}, {*known.varying}
-        self._attempt = _Attempt(known.granularity, False, True, *own, known.with_values)
+        self._runs.attempt = Attempt(known.granularity, False, True, *own, known.with_values)
         try:
-            recording = self._recording(self._copy())
-            loss, output, _ = self._run(recording, self._leaves, self._size)
-        except (PenstockError, _Again):
+            recording = self._runs.recording(self._runs.copy())
+            loss, output, _ = self._runs.run(recording, self._runs.leaves, self._runs.size)
+        except (PenstockError, Again):
             return False
         finally:
-            self._attempt = known
+            self._runs.attempt = known
         record = recording.record
         events, others = ([e for e in r.events if e.depends] for r in (first.record, record))
         shapes = (
@@ -528,159 +469,42 @@ class _Recorder:
             and flatten_outputs(output, loss).structure == first.outputs.structure
         )
 
-    def _recording(self, program: UserProgram) -> Recording:
-        attempt = self._attempt
-        units = units_of(program, attempt.granularity, attempt.opened, attempt.closed)
-        blocks = blocks_around(program, units, attempt.opened)
-        return Recording(program, units, blocks, self._originals, attempt.valued, attempt.varying)
-
-    def _once(
-        self, leaves: Sequence[torch.Tensor], size: BatchSize, *, must_run: bool = True
-    ) -> ProgramRecord:
-        """The record of a run on a copy of the program."""
-        recording = self._recording(self._copy())
-        self._run(recording, leaves, size, must_run=must_run)
-        return recording.record
-
-    def _run(
-        self,
-        recording: Recording,
-        leaves: Sequence[torch.Tensor],
-        size: BatchSize,
-        *,
-        must_run: bool = True,
-    ) -> Returned:
-        record, program = recording.record, recording.record.program
-        torch.manual_seed(0)
-        precision: Any = contextlib.nullcontext()
-        if self._autocast is not None:
-            precision = torch.autocast(self._device.type, self._autocast)
-        own = [
-            Absent.of(leaf.detach()) if leaf.is_meta else leaf.to(self._device).clone()
-            for leaf in leaves
-        ]
-        recording.add_leaves(own)
-        try:
-            with (
-                program.without_caches(),
-                without_nested_tensors(),
-                torch.set_grad_enabled(self._attempt.training),
-                precision,
-                recording.active(),
-                warnings.catch_warnings(),
-            ):
-                warnings.simplefilter("ignore")  # the user's own runs give these too
-                given, with_loss = dict(enumerate(own)), self._attempt.with_loss
-                result = program.run(given, with_loss=with_loss, on_output=recording.end_model)
-        except NeedsValues as needed:
-            if not must_run:
-                raise _NotThere from needed
-            self._on_question(needed, program)
-        except PenstockError:
-            raise
-        except Exception as error:
-            if not must_run:
-                raise _NotThere from error
-            self._on_failure(error, program, size)
-        if recording.tensors.has_unknown and not self._attempt.with_values and not self._is_on_meta:
-            self._attempt.give_values()
-            raise _Again
-        opened = self._attempt.opened
-        fresh = {path: why for path, why in record.opened.items() if path not in opened}
-        if fresh:
-            opened |= fresh
-            for path in fresh:
-                self._attempt.closed.pop(path, None)
-            raise _Again
-        return result
-
-    def _open(self, path: str, why: str) -> None:
-        if path in self._attempt.opened:
-            raise CaptureFailed(
-                f"'{path}' of {type(self._program.model).__name__} cannot be left out as a whole "
-                f"({why}), and not be opened either; move that out of it"
-            )
-        self._attempt.opened[path] = why
-        self._attempt.closed.pop(path, None)
-        raise _Again
-
-    def _on_question(self, needed: NeedsValues, program: UserProgram) -> NoReturn:
-        """Close the module that requests values between units, or give it values."""
-        path = innermost_module(needed.__traceback__, program)
-        attempt = self._attempt
-        no_values = not attempt.with_values and not self._is_on_meta
-        # No module can be closed around a size that was made before it.
-        can_close = not (no_values and isinstance(needed, UnknownSize))
-        if can_close and path is not None and path not in {*attempt.closed, *attempt.opened}:
-            attempt.closed[path] = str(needed)
-            raise _Again
-        if no_values:
-            attempt.give_values()
-            raise _Again
-        where = line_of(needed.__traceback__)
-        raise CaptureFailed(
-            f"{type(program.model).__name__} needs {needed} at {where or 'an unknown line'}, and "
-            f"the model has no values; build it on the CPU, or write the line with tensor "
-            f"operations such as torch.where"
-        ) from needed
-
-    @property
-    def _is_on_meta(self) -> bool:
-        return any(t.is_meta or type(t) is Absent for t in self._originals.values())
-
-    def _on_failure(self, error: Exception, program: UserProgram, size: BatchSize) -> NoReturn:
-        """The program failed, maybe since it was given tensors without values.
-
-        Then the module that failed is closed, so that its stage runs it on whole tensors. What
-        fails outside of modules would fail in every stage but one.
-        """
-        attempt = self._attempt
-        if not attempt.with_values and not self._is_on_meta:
-            path = innermost_module(error.__traceback__, program)
-            if path is not None and path not in attempt.closed and path not in attempt.opened:
-                attempt.closed[path] = first_line(error)
-                raise _Again from error
-            attempt.give_values()
-            attempt.failure = error
-            raise _Again from error
-        raise does_not_run(program, error, size, self._example) from error
-
     def _twice(self) -> tuple[Recorded, ProgramRecord]:
         """The example run twice on a copy, with the state that this changes; and the second run."""
-        program, leaves, size = self._copy(), self._leaves, self._size
+        program, leaves, size = self._runs.copy(), self._runs.leaves, self._runs.size
         tree, states, hooks = module_tree(program), [plain_state(program)], hook_counts(program)
-        recording = self._recording(program)
+        recording = self._runs.recording(program)
         record, current = recording.record, recording.tensors.current
         generators = generators_state()
-        loss, output, terms = self._run(recording, leaves, size)
+        loss, output, terms = self._runs.run(recording, leaves, size)
         draws_python = not same_generators(generators, generators_state())
         changed = changed_name(tree, module_tree(program))
         if changed or module_tree(program).keys() != tree.keys():
-            self._settle(leaves, changed)
-            raise _Again
+            self._runs.settle(leaves, changed)
+            raise Again
         states.append(plain_state(program))
         changed = changed_places(states[0], states[1])
         self._written = {p: buffer_at(program, p) for p in sorted(changed) if p.kind == "buffer"}
         values = Globals(program.model)
         between = {path: program.module(path) for path in record.between}
         before = contents_in(between), values.state()
-        again = self._recording(program)
+        again = self._runs.recording(program)
         makers = {place: recording.tensors.makers_at(place) for place in changed}
         for place in changed:
             for tensor in state_at(program, place):
                 again.tensors.carried.set(tensor, place)
-        self._run(again, leaves, size)
+        self._runs.run(again, leaves, size)
         states.append(plain_state(program))
         self._check_contents(before, (contents_in(between), values.state()))
         self._check_results([record, again.record])
         outputs = flatten_outputs(output, loss)
-        if not self._attempt.with_loss and outputs.tensors:
+        if not self._runs.attempt.with_loss and outputs.tensors:
             loss = outputs.tensors[0]
         found = current.get(loss)
         if found is None:
             unit = recording.tensors.hidden.get(loss)
             if unit is not None:
-                self._open(unit, "it makes the loss")
+                self._runs.open(unit, "it makes the loss")
             raise BadInput(
                 f"the loss of {type(program.model).__name__} is not computed by the model: no "
                 f"recorded call made it; return a tensor that depends on the model's output"
@@ -755,7 +579,7 @@ class _Recorder:
                 if unit is not None and not isinstance(self._program.module(place.path), Norm)
             ),
             counters=tuple(place for place in sorted(again) if self._counts_calls(place, states)),
-            device=self._device,
+            device=self._runs.device,
         )
 
     def _counts_calls(self, place: StatePlace, states: Sequence[dict[StatePlace, Any]]) -> bool:
@@ -763,33 +587,7 @@ class _Recorder:
         before: Any = states[1].get(place)
         after: Any = states[2].get(place)
         numbers = type(before) in (int, float) and type(after) in (int, float)
-        return numbers and bool((after - before) % self._size.samples)
-
-    def _settle(self, leaves: Sequence[torch.Tensor], changed: str) -> None:
-        """Let the user's model do what it does once: some replace modules in their first forward.
-
-        Buffers are put back.
-        """
-        program = self._program
-        name = type(program.model).__name__
-        if self._is_on_meta:
-            raise CaptureFailed(
-                f"{name} replaces modules of its own in forward, which takes values; build it on "
-                f"the CPU and run it once before"
-            )
-        if self._attempt.settled:
-            raise CaptureFailed(
-                f"forward of {name} replaces its modules ({changed or 'some'}) with every call, "
-                f"and stages need the same modules each time; build them in __init__"
-            )
-        self._attempt.settled = True
-        buffers = {name: buffer.clone() for name, buffer in program.named_buffers()}
-        own = {i: leaf.to(self._device).clone() for i, leaf in enumerate(leaves)}
-        with torch.no_grad(), program.without_caches():
-            program.run(own)
-            for name, buffer in program.named_buffers():
-                if name in buffers and buffers[name].shape == buffer.shape:
-                    buffer.copy_(buffers[name])
+        return numbers and bool((after - before) % self._runs.size.samples)
 
     def _check_results(self, records: Sequence[ProgramRecord]) -> None:
         """Open units whose results hold numbers that change; blocks are then not left out."""
@@ -801,11 +599,11 @@ class _Recorder:
                 same = known.get(event.address)
                 if event.is_unit and same is not None and not results_agree(same, event):
                     path = event.address[0]
-                    if path not in self._attempt.opened:
+                    if path not in self._runs.attempt.opened:
                         fresh[path] = "its result holds numbers that change"
         if fresh:
-            self._attempt.opened |= fresh
-            raise _Again
+            self._runs.attempt.opened |= fresh
+            raise Again
         for other in records[1:]:
             for path in {block.path for block in first.blocks}:
                 own = [block for block in first.blocks if block.path == path]
