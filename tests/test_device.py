@@ -222,15 +222,15 @@ def test_a_gpu_without_room_is_named_with_host_rank_bytes_and_remedy(
 ) -> None:
     monkeypatch.setenv("RANK", "3")
     gpu = torch.device("cuda", 1)
-    device.check_room(gpu, 13 * GIGABYTE, "the plan")
-    device.check_room(torch.device("cpu"), 1e30, "the plan")
+    device.check_free_memory(gpu, 13 * GIGABYTE, "the plan")
+    device.check_free_memory(torch.device("cpu"), 1e30, "the plan")
     told = (
         r"^rank 3 on host \S+: the plan takes 15.0 GB of cuda:1, which has 14.0 GB of 85.9 GB "
         r"free; end other processes on it \('nvidia-smi' lists them\), or give another GPU in "
         r"CUDA_VISIBLE_DEVICES$"
     )
     with pytest.raises(BadInput, match=told):
-        device.check_room(gpu, 15e9, "the plan")
+        device.check_free_memory(gpu, 15e9, "the plan")
 
 
 def test_memory_is_that_of_tensors_of_torch_and_of_all_processes(

@@ -285,7 +285,7 @@ def keep_freed_memory(device: torch.device) -> None:
         mallopt(MMAP_THRESHOLD, MAPPED_BYTES)
 
 
-def check_room(device: torch.device, wanted_bytes: float, what: str) -> None:
+def check_free_memory(device: torch.device, wanted_bytes: float, what: str) -> None:
     """Raise `BadInput` if a GPU has less free memory than ``what`` takes; nothing on the CPU."""
     if not is_gpu(device):
         return

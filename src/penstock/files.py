@@ -97,7 +97,7 @@ class Table:
 
 def check_keys(data: object, known: Sequence[str]) -> None:
     """Raise an error of pydantic's for the first key of a table that is not known."""
-    for key in keys_of(data):
+    for key in table_keys(data):
         if key not in known:
             words = unknown_key(key, known)
             raise PydanticCustomError("unknown_key", "{problem}", {"problem": words})
@@ -114,7 +114,7 @@ def version_is(number: int, older: str) -> Callable[[int], int]:
     return check
 
 
-def keys_of(data: object) -> list[str]:
+def table_keys(data: object) -> list[str]:
     """The keys of a table; empty for other values."""
     return list(cast("Mapping[str, object]", data)) if isinstance(data, Mapping) else []
 
@@ -216,7 +216,7 @@ def in_one_line(whose: str = "") -> Generator[None]:
     except ValidationError as error:
         problems = error.errors()
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise BadInput(f"{whose}{describe(problems[0])}{more}") from None
+        raise BadInput(f"{whose}{problem_in_words(problems[0])}{more}") from None
 
 
 def read_document(entry: type[T], path: str | Path, thing: str) -> T:
@@ -227,7 +227,7 @@ def read_document(entry: type[T], path: str | Path, thing: str) -> T:
     return check_document(entry, data, path)
 
 
-def describe(problem: ErrorDetails) -> str:
+def problem_in_words(problem: ErrorDetails) -> str:
     """One problem found by pydantic, in a line: the place, the value, what is allowed."""
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"])
     place = place.lstrip(".").removesuffix(".[key]")

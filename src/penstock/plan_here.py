@@ -31,7 +31,7 @@ from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.record.stand_ins import with_values
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.toml_file import cluster_from_toml, cluster_text
-from penstock.device import check_room, is_gpu, kind_of
+from penstock.device import check_free_memory, is_gpu, kind_of
 from penstock.errors import BadInput, Infeasible
 from penstock.files import parse_json, read_text, write_text
 from penstock.machine import core_seconds, usable_cores
@@ -123,14 +123,14 @@ class KeptPlans:
             "loss": getattr(loss, "__qualname__", str(loss)),
             "batch": str([(tuple(leaf.shape), leaf.dtype) for leaf in leaves]),
             "layers": str(graph.layer_names),
-            "sent": digest(str([(spec, ends) for spec, *ends in graph.crossings])),
-            "tensors": digest(
+            "sent": text_digest(str([(spec, ends) for spec, *ends in graph.crossings])),
+            "tensors": text_digest(
                 str([(n, tuple(t.shape), t.dtype) for n, t in named_tensors(graph.model)])
             ),
         }
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         folder = Path(os.environ.get("PENSTOCK_CACHE") or Path(home, "penstock"))
-        self.path = folder / f"{digest(str(self.key))}.json"
+        self.path = folder / f"{text_digest(str(self.key))}.json"
         self.kept: dict[str, Any] = {}
         if world.rank == 0:
             with suppress(BadInput):
@@ -167,7 +167,7 @@ class KeptPlans:
         return json.dumps(found)
 
 
-def digest(text: str) -> str:
+def text_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -312,7 +312,7 @@ def measured_steps(
     """
     parameters = parameters_of(graph)[0]
     least = 2 * max(own for own, _ in parameters)
-    check_room(device, least, "to measure the model's largest layer")
+    check_free_memory(device, least, "to measure the model's largest layer")
     if optimizer is None:
         return 0.0, 0.0
     module = graph.stage(stepped_layers(parameters)).module

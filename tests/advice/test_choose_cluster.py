@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.advice.assessment import PlannedPipeline
-from penstock.advice.choose_cluster import choose_cluster, plan_on_clusters, samples_of
+from penstock.advice.choose_cluster import choose_cluster, plan_on_clusters, samples_with_tokens
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.toml_file import find_cluster, read_cluster, write_cluster
 from penstock.errors import BadInput, Infeasible
@@ -79,7 +79,7 @@ def test_what_is_missing_is_named(small_profile: ModelProfile, small_cluster: Cl
     with pytest.raises(BadInput, match=r"cluster 'four' has no prices, and others have; add price"):
         plan_on_clusters(small_profile, both, 16, 1e6)
     with pytest.raises(BadInput, match=r"how many tokens a sample has; add tokens_per_sample"):
-        samples_of(small_profile, 1e9)
+        samples_with_tokens(small_profile, 1e9)
 
 
 def test_without_prices_the_fastest_is_chosen(

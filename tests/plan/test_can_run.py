@@ -18,7 +18,7 @@ from penstock.planners.problem import planning_problem, schedules_named
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.schedule.registry import FAMILIES
 from penstock.simulate.score import make_score
-from penstock.train.plan_job import check_layers
+from penstock.train.plan_job import check_model_of_plan
 
 second = Affine(0.0, 1.0)
 LAYERS = tuple(LayerCost(f"layer{i}", second, second, second, 100) for i in range(4))
@@ -46,11 +46,11 @@ def test_a_loss_of_the_whole_batch_gets_plans_with_all_forwards_first(planner: s
     assert set(problem.schedules) <= {"gpipe", "breadth-first"}
     plan = find_plan(problem, planner or "dapple", make_score(problem))
     assert has_forwards_first(order_of(plan), len(plan.stages) - 1)
-    check_layers(plan, profile)
+    check_model_of_plan(plan, profile)
     stages = Stage(range(2), (0,), (4,)), Stage(range(2, 4), (1,), (4,))
     with pytest.raises(BadInput, match=r"loss of 'plain' is of all samples.*'1f1b' has backwards"):
-        check_layers(Plan(stages, 2, 4, "1f1b"), profile)
-    check_layers(Plan(stages, 1, 4, "1f1b"), profile)
+        check_model_of_plan(Plan(stages, 2, 4, "1f1b"), profile)
+    check_model_of_plan(Plan(stages, 1, 4, "1f1b"), profile)
 
 
 def test_a_problem_whose_best_plan_is_mirrored_gets_another_one_with_batch_norm() -> None:
@@ -68,10 +68,10 @@ def test_a_problem_whose_best_plan_is_mirrored_gets_another_one_with_batch_norm(
 def test_a_mirrored_plan_for_batch_norm_is_refused_before_workers_start() -> None:
     stages = Stage(range(2), (0,), (4,)), Stage(range(2, 4), (1,), (4,))
     plan = Plan(stages, 2, 4, "chimera")
-    check_layers(plan, PLAIN)
-    check_layers(replace(plan, schedule="1f1b"), WITH_NORM)
+    check_model_of_plan(plan, PLAIN)
+    check_model_of_plan(replace(plan, schedule="1f1b"), WITH_NORM)
     with pytest.raises(BadInput, match=r"'normed' has batch norm.* 'chimera' holds it twice.*once"):
-        check_layers(plan, WITH_NORM)
+        check_model_of_plan(plan, WITH_NORM)
 
 
 def test_tensor_groups_run_no_batch_norm_and_only_schedules_that_flush_and_hold_stages_once() -> (

@@ -12,7 +12,7 @@ from opened_page import OpenedPage
 from penstock.report.page import write_report
 from penstock.report.record import read_run
 from penstock.report.timeline_files import write_timeline
-from penstock.report.timelines_html import rounded
+from penstock.report.timelines_html import nine_digits
 from penstock.schedule.families.early_backward import one_f_one_b
 from penstock.schedule.shape import PipelineShape
 from penstock.timeline.palette import KIND_WORDS, LIGHT
@@ -283,5 +283,5 @@ def test_where_blocks_are_narrower_than_a_pixel_each_kind_fills_its_share(
 
 
 def test_numbers_keep_nine_digits() -> None:
-    assert rounded(0.1 + 0.2) == 0.3
-    assert rounded(123456789012.0) == 123456789000.0
+    assert nine_digits(0.1 + 0.2) == 0.3
+    assert nine_digits(123456789012.0) == 123456789000.0

@@ -19,7 +19,7 @@ from penstock.train.job import Job
 from penstock.train.job_file import find_job
 from penstock.train.optimizers import state_bytes_per_parameter_byte
 from penstock.train.profile_job import built_model, measure_job
-from penstock.train.training_loop import steps_of
+from penstock.train.training_loop import batches_of_steps
 
 MODULE = """
 import torch
@@ -155,7 +155,7 @@ def test_weights_lie_beside_the_job_file(folder: Path) -> None:
 
 def test_a_step_takes_as_many_batches_as_the_job_accumulates(folder: Path) -> None:
     job = replace(find_job("gpt-text"), accumulate=2, steps=5)
-    taken = list(steps_of(job, 3))
+    taken = list(batches_of_steps(job, 3))
     assert [len(batches) for batches in taken] == [2, 2]
     own = islice(job.batches("train", 6), 4)
     for batch, expected in zip((b for batches in taken for b in batches), own, strict=True):

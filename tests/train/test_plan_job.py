@@ -12,7 +12,13 @@ from penstock.runtime.tables import Constraints
 from penstock.simulate.simulation import simulate_plan
 from penstock.text import seconds_text
 from penstock.train.job_file import find_job
-from penstock.train.plan_job import new_plan, other_words, pins_left_out, predict, problem_of
+from penstock.train.plan_job import (
+    new_plan,
+    other_words,
+    pins_left_out,
+    predict_iteration,
+    problem_of,
+)
 
 FREE = replace(find_job("gpt-text"), constraints=Constraints())
 
@@ -37,7 +43,7 @@ def test_other_programs_slow_a_predicted_step_down(
     job = replace(FREE, batch_size=12, micro_batch_sizes=(12,))
     plan = Plan((Stage(range(8), (0,), (12,)),), 1, 12, "1f1b")
     idle_s, busy_s = (
-        predict(
+        predict_iteration(
             job,
             plan,
             problem_of(job, replace(small_profile, other_load=load), small_cluster.first(1)),
@@ -67,7 +73,7 @@ def test_sums_in_float32_and_an_average_take_memory_as_the_weights_do(
     def peaks(**keys: object) -> list[float]:
         at = replace(job, **keys)  # type: ignore[arg-type]
         problem = problem_of(at, small_profile, small_cluster.first(2))
-        return list(predict(at, plan, problem).peak_memory_bytes)
+        return list(predict_iteration(at, plan, problem).peak_memory_bytes)
 
     own = [
         sum(layer.parameter_bytes for layer in small_profile.layers[part])
@@ -87,7 +93,7 @@ def test_constraints_are_kept_and_the_best_plan_without_them_is_said(
     assert plan.schedule == "1f1b"
     assert sorted(stage.devices for stage in plan.stages) == [(0,), (1,), (2,), (3,)]
     free = new_plan(replace(job, constraints=Constraints()), four)
-    step_s = predict(job, free, four).iteration_s
+    step_s = predict_iteration(job, free, four).iteration_s
     own = plan_words(free, "worker").partition(";")[0]
     said = other_words(job, plan, four)
     assert said == f"without constraints {own} would take {seconds_text(step_s)}"

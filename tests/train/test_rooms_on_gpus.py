@@ -31,7 +31,9 @@ def test_a_gpu_must_have_room_for_all_ranks_that_share_it(
     """The fourth rank is not used by the plan."""
     asked: list[float] = []
     monkeypatch.setattr(rank_program, "release_unused", lambda device: None)
-    monkeypatch.setattr(rank_program, "check_room", lambda at, size, what: asked.append(size))
+    monkeypatch.setattr(
+        rank_program, "check_free_memory", lambda at, size, what: asked.append(size)
+    )
     plan = Plan(tuple(Stage(range(n, n + 1), (n,), (2,)) for n in range(3)), 2, 2, "1f1b")
     part = RunPart(plan, 1.0, (1.0, 2.0, 4.0, 8.0))
     for rank in range(4):

@@ -52,7 +52,7 @@ class ClusterChoice:
         return head | {"hours": self.hours, "price": self.price} | plan
 
 
-def samples_of(profile: ModelProfile, tokens: float) -> float:
+def samples_with_tokens(profile: ModelProfile, tokens: float) -> float:
     """The number of samples that have ``tokens`` tokens."""
     if not profile.tokens_per_sample:
         raise BadInput(

@@ -77,9 +77,9 @@ def path_shares(timeline: Timeline, cluster: Cluster) -> tuple[PathShare, ...]:
     seconds: dict[ShareKind, float] = defaultdict(float)
     places: dict[ShareKind, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for step in path:
-        kind = kind_of(step.event, centre, passed)
+        kind = kind_of_share(step.event, centre, passed)
         seconds[kind] += step.seconds
-        places[kind][place_of(step.event, cluster)] += step.seconds
+        places[kind][place_of_event(step.event, cluster)] += step.seconds
         seconds["waiting"] += step.waited_s
     shares = [
         PathShare(kind, total_s, longest(places[kind]))
@@ -98,7 +98,7 @@ def busiest_stage(path: Sequence[PathStep]) -> int:
     return max(seconds, key=lambda stage: (seconds[stage], -stage), default=-1)
 
 
-def kind_of(event: Event, centre: int, passed: set[tuple[int, str]]) -> ShareKind:
+def kind_of_share(event: Event, centre: int, passed: set[tuple[int, str]]) -> ShareKind:
     """The kind of share of an event of the path; ``passed``: stages and directions so far."""
     match event.kind:
         case "SEND" | "RECV":
@@ -119,7 +119,7 @@ def kind_of(event: Event, centre: int, passed: set[tuple[int, str]]) -> ShareKin
             return "fill and drain"
 
 
-def place_of(event: Event, cluster: Cluster) -> str:
+def place_of_event(event: Event, cluster: Cluster) -> str:
     """The place of an event: its stage, or the hosts of a message."""
     if event.kind not in ("SEND", "RECV"):
         return f"stage {event.stage}"

@@ -198,7 +198,7 @@ class PlayedPlan:
         return values
 
 
-def play(
+def play_plan(
     plan: Plan,
     profile: ModelProfile,
     cluster: Cluster,
@@ -226,7 +226,7 @@ def play(
 def play_changed(before: PlayedPlan, changes: WhatIf) -> PlayedPlan:
     """Simulate the same plan with ``changes``."""
     problem = before.problem
-    return play(
+    return play_plan(
         changed_plan(problem, before.planned.plan, changes),
         problem.profile,
         problem.cluster,

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import torch
 from torch import nn
 
-from penstock.capture.batch.call import BatchCall, as_function
+from penstock.capture.batch.call import BatchCall, loss_function
 from penstock.capture.batch.layout import (
     BatchLayout,
     RowsOf,
@@ -21,7 +21,7 @@ from penstock.capture.batch.lengths import Dynamic
 from penstock.capture.batch.unread import UnreadEntry
 from penstock.capture.chain import Chain
 from penstock.capture.contract import Batch, Loss
-from penstock.capture.kinds import joined, named_in
+from penstock.capture.kinds import joined_graph, named_in
 from penstock.capture.layer_graph import LayerGraph, Parallelize, SplitTable
 from penstock.capture.record.absent import NeedsValues
 from penstock.capture.record.example import Recorded, record_program
@@ -87,7 +87,7 @@ def capture_model(
             f"write other_examples=[batch], also for one"
         )
     check_wrappers(model)
-    function, entry = as_function(loss), model
+    function, entry = loss_function(loss), model
     if isinstance(model, Chain):
         entry = model.get_submodule(model.layer_names[0])
         if function is not None and model.loss is not None and function is not model.loss:
@@ -112,7 +112,7 @@ def capture_model(
     if unread and os.environ.get("RANK", "0") == "0":
         names = ", ".join(dict.fromkeys(unread))
         warnings.warn(f"not passed to the stages, since nothing reads it: {names}", stacklevel=2)
-    graph = joined(graphs, examples) if other_examples else graphs[0]
+    graph = joined_graph(graphs, examples) if other_examples else graphs[0]
     first, *others = (
         with_evaluation(own, record, e) for own, e in zip(graph.kinds, examples, strict=True)
     )

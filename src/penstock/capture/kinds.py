@@ -17,7 +17,7 @@ from penstock.errors import BadInput
 T = TypeVar("T")
 
 
-def joined(graphs: Sequence[LayerGraph], examples: Sequence[Batch]) -> LayerGraph:
+def joined_graph(graphs: Sequence[LayerGraph], examples: Sequence[Batch]) -> LayerGraph:
     """One graph for batches of all kinds; its layers, costs and sizes are those of the first.
 
     Where another kind cannot be cut between the same modules, the first is not cut either.
@@ -71,16 +71,18 @@ def kind_of(graph: LayerGraph, batch: Batch, *, for_outputs: bool = False) -> in
     if found:
         return max(found, key=lambda number: found[number])
     for kind, problem in zip(graph.kinds, problems, strict=True):
-        if keys_of(batch) == keys_of(kind.layout.structure):
+        if batch_keys_in_words(batch) == batch_keys_in_words(kind.layout.structure):
             raise problem
-    examples = " and ".join({keys_of(kind.layout.structure): None for kind in graph.kinds})
+    examples = " and ".join(
+        {batch_keys_in_words(kind.layout.structure): None for kind in graph.kinds}
+    )
     raise BadInput(
-        f"the batch has {keys_of(batch)}, and the examples have {examples}; give a batch like it "
-        f"at capture, too: other_examples=[..., batch]"
+        f"the batch has {batch_keys_in_words(batch)}, and the examples have {examples}; give a "
+        f"batch like it at capture, too: other_examples=[..., batch]"
     )
 
 
-def keys_of(batch: Any) -> str:
+def batch_keys_in_words(batch: Any) -> str:
     """The keys of a batch in words."""
     if isinstance(batch, Mapping):
         return f"the keys {sorted(map(str, batch))}"  # pyright: ignore

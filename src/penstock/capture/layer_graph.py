@@ -15,16 +15,16 @@ from penstock.capture.batch.part import Leaf
 from penstock.capture.contract import Batch, ParameterUse, TensorSpec
 from penstock.capture.cut.cut import Cut, LayerCrossing
 from penstock.capture.cut.needs import Needs, needs_of_outputs
-from penstock.capture.forward.checked import in_words
+from penstock.capture.forward.checked import call_in_words
 from penstock.capture.forward.kept_state import KeptState, Place
 from penstock.capture.forward.partial_forward import Costs
 from penstock.capture.forward.probe import Probe, adds_up
 from penstock.capture.forward.stage_module import StageModule, StageProgram
 from penstock.capture.forward.stage_parts import (
-    leaves_behind,
     leaves_of_part,
     leaves_of_sizes,
-    part_of,
+    leaves_read_by,
+    program_part,
 )
 from penstock.capture.loss.loss_parts import LossParts
 from penstock.capture.loss.loss_path import OtherPath
@@ -263,7 +263,7 @@ class LayerGraph:
     def calls(self) -> list[str]:
         """The calls of the example of each kind, as words without paths of this host."""
         every = [event for kind in self.kinds for event in kind.recorded.record.events]
-        return [in_words(event.address) for event in every]
+        return [call_in_words(event.address) for event in every]
 
     # What crosses.
 
@@ -370,7 +370,7 @@ class LayerGraph:
         acting = {number for number, own in actions.items() if any(a.kind != "rows" for a in own)}
         return StepValues(
             Probe(self.program, recorded, self.state, self.cut.end, actions, {}),
-            leaves_behind(record, acting),
+            leaves_read_by(record, acting),
             self.lengths_of,
             recorded.device,
             adds=all(adds_up(record, n, action) for n, own in actions.items() for action in own),
@@ -502,7 +502,7 @@ class LayerGraph:
             )
         is_last = layers.stop == count
         has_loss = is_last and self.wants != "outputs"
-        part = part_of(self.recorded, self.cut, self._crossings, self._needs, layers)
+        part = program_part(self.recorded, self.cut, self._crossings, self._needs, layers)
         returned = self._outputs if is_last and self.wants != "loss" else ()
         read = leaves_of_part(self.recorded, self._needs, part, returned, with_loss=has_loss)
         received = tuple(self.spec(value) for value in part.received)

@@ -45,7 +45,7 @@ def parts_of(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
     return {own: plain for part, held in inner for own, plain in parts_of(part, held).items()}
 
 
-def bytes_of(tensor: torch.Tensor) -> int:
+def value_bytes(tensor: torch.Tensor) -> int:
     """The bytes of a tensor's values."""
     return sum(plain.numel() * plain.element_size() for plain in parts_of("", tensor).values())
 

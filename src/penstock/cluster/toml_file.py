@@ -167,13 +167,13 @@ def cluster_from_toml(text: str, path: str | Path) -> Cluster:
     if devices > MOST_DEVICES:
         raise BadInput(f"{path}: the cluster has {devices} devices; at most {MOST_DEVICES} can be")
     with in_one_line(f"{path}: "), in_keys():
-        hosts = tuple(h for host in entry.hosts for h in hosts_of(host))
+        hosts = tuple(h for host in entry.hosts for h in hosts_of_entry(host))
         links = tuple(Link(**fields_of(link)) for link in entry.links)
         in_order = entry.messages == "in order"
         return Cluster(entry.name, hosts, links, in_order, entry.sum_step)
 
 
-def hosts_of(entry: HostEntry) -> list[Host]:
+def hosts_of_entry(entry: HostEntry) -> list[Host]:
     """The hosts that an entry represents; several ones get numbered names."""
     equal = [(Device(**fields_of(device)), device.count) for device in entry.devices]
     devices = tuple(device for device, count in equal for _ in range(count))
@@ -215,7 +215,7 @@ def fields_of(entry: Entry, **others: object) -> dict[str, Any]:
     return fields | others
 
 
-def values_of(thing: Device | Host | Link, entry: type[Entry]) -> dict[str, str | float]:
+def entry_values(thing: Device | Host | Link, entry: type[Entry]) -> dict[str, str | float]:
     """The keys of an entry that gives the fields of a device, a host or a link."""
     keys = (key for key in entry.model_fields if key not in ("count", "devices"))
     return {key: getattr(thing, FIELDS.get(key, key)) for key in keys}
@@ -234,19 +234,19 @@ def cluster_text(cluster: Cluster) -> str:
     """``cluster`` as TOML, in SI numbers."""
     messages = "in order" if cluster.messages_in_order else "as ready"
     blocks = [
-        table("", {"name": cluster.name, "messages": messages, "sum_step": cluster.sum_step_s})
+        toml_table("", {"name": cluster.name, "messages": messages, "sum_step": cluster.sum_step_s})
     ]
     for host in cluster.hosts:
-        blocks.append(table("[[hosts]]", values_of(host, HostEntry)))
+        blocks.append(toml_table("[[hosts]]", entry_values(host, HostEntry)))
         for device, equal in groupby(host.devices):
-            values = values_of(device, DeviceEntry)
+            values = entry_values(device, DeviceEntry)
             values["memory"] = device.memory_bytes + device.reserved_bytes
-            blocks.append(table("[[hosts.devices]]", values | {"count": len(list(equal))}))
-    blocks += (table("[[links]]", values_of(link, LinkEntry)) for link in cluster.links)
+            blocks.append(toml_table("[[hosts.devices]]", values | {"count": len(list(equal))}))
+    blocks += (toml_table("[[links]]", entry_values(link, LinkEntry)) for link in cluster.links)
     return "\n".join(blocks)
 
 
-def table(head: str, entries: dict[str, str | float]) -> str:
+def toml_table(head: str, entries: dict[str, str | float]) -> str:
     """One TOML table as text."""
     # JSON strings and booleans are valid TOML, except for DEL, which TOML requires to be escaped.
     values = {

@@ -88,7 +88,7 @@ def export_plan(
         terminal.check_places(out, str(place.with_suffix(".csv")))
     given = read_plan(plan)
     costs = profile_of_plan(plan, PlanInputs(profile, "", profile_batch))
-    check_layers(given, costs)
+    check_same_layers(given, costs)
     moved = with_whole_blocks(given, costs) if whole_blocks else given
     exported = export_layout(target, moved, costs, place, joined_modules(join or ()))
     actions = str(place.with_suffix(".csv")) if exported.actions else ""
@@ -196,14 +196,14 @@ def show_simulated(
 ) -> "Prediction":
     """Show a plan that was read with its prediction, and write both to ``out``."""
     from penstock.advice.plan_files import write_planned
-    from penstock.advice.what_if import play
+    from penstock.advice.what_if import play_plan
     from penstock.commands.shown_plan import show_planned, too_full_words
     from penstock.costs.schedule_costs import priced
     from penstock.planners.problem import problem_of_plan
 
     machines = inputs.read_cluster()
     plan = priced(problem_of_plan(plan, costs, machines), plan)
-    planned = play(plan, costs, machines).planned
+    planned = play_plan(plan, costs, machines).planned
     if out:
         write_planned(planned, out, inputs, 0.0)
     show_planned(terminal, planned, costs, machines, planned.to_json(0.0))
@@ -246,7 +246,7 @@ def show_read(terminal: Terminal, plan: "Plan", stages: "Table") -> None:
     terminal.show({key: values[key] for key in kept}, plan_words(plan), stages)
 
 
-def check_layers(plan: "Plan", profile: "ModelProfile") -> None:
+def check_same_layers(plan: "Plan", profile: "ModelProfile") -> None:
     """Raise `BadInput` unless the plan places the layers of the profile."""
     count = plan.stages[-1].layers.stop
     if count != len(profile.layers):

@@ -53,7 +53,7 @@ def choose(
     Without prices it names the fastest. -o writes the result as JSON.
     """
     collect_garbage_rarely()
-    from penstock.advice.choose_cluster import choose_cluster, plan_on_clusters, samples_of
+    from penstock.advice.choose_cluster import choose_cluster, plan_on_clusters, samples_with_tokens
     from penstock.cluster.toml_file import find_cluster
     from penstock.plan.problem import foreign_kinds
 
@@ -70,7 +70,7 @@ def choose(
         every,
         named,
         batch,
-        samples or samples_of(every[0], amounts[0]),
+        samples or samples_with_tokens(every[0], amounts[0]),
         planner=planner,
         foreign_times=foreign_times,
         on_cluster=lambda name: terminal.note(f"planning for {name}"),
@@ -87,7 +87,7 @@ def choose(
     terminal.show(
         values,
         f"{best}{limit}: {chosen.cluster.name}, {chosen.hours:.3g} h{price}",
-        table_of(found),
+        choices_table(found),
         *(f"{c.cluster.name}: {c.outcome}" for c in found if c.hours == inf),
     )
     if not every[0].flops_per_sample:
@@ -114,7 +114,7 @@ def costs_for(
     return estimates_for(job_of(*checked), clusters)
 
 
-def table_of(choices: "list[ClusterChoice]") -> "Table":
+def choices_table(choices: "list[ClusterChoice]") -> "Table":
     """A row for each cluster, cheapest first."""
     from penstock.plan.in_words import plan_words
     from penstock.report.tables import plain_table

@@ -37,10 +37,10 @@ def cluster(
     from penstock.cluster.toml_file import write_cluster
     from penstock.report.tables import cluster_table
     from penstock.train.live_cluster import measure_cluster
-    from penstock.train.profile_job import check_device
+    from penstock.train.profile_job import device_note
 
     terminal.check_places(out)
-    if note := check_device(device, started.ranks):
+    if note := device_note(device, started.ranks):
         terminal.note(note)
     terminal.note(f"measuring {started.ranks} rank(s) and the links between them")
     found = measure_cluster(device, getattr(torch, dtype))

@@ -104,11 +104,12 @@ def model_lines(config: str, model: str, out: str) -> list[str]:
         dtype = quoted(str(next(filter(None, map(known.get, TYPE_OF_WEIGHTS)), "float32")))
         kinds = known.get("architectures")
         kind = kinds[0] if isinstance(kinds, list) and kinds else "AutoModelForCausalLM"
+        place = quoted(from_folder_of(config, out))
         return [
             "# A class of transformers, whose configuration is the file with these changes.",
             '# The dtype is that of the weights: "float32" for finer updates and twice the bytes.',
             f"model = {quoted(f'transformers:{kind}')}",
-            f"model_arguments = {{ config = {quoted(beside(config, out))}, dtype = {dtype} }}",
+            f"model_arguments = {{ config = {place}, dtype = {dtype} }}",
             "# A plan cuts between blocks.",
             'granularity = "block"',
         ]
@@ -157,8 +158,8 @@ def data_lines(config: str, model: str, data: str, out: str) -> list[str]:
         length = window_of(config, length)
         beside_it = Path(config).parent / "tokenizer.json"
         if beside_it.exists():
-            tokenizer = f"tokenizer = {quoted(beside(str(beside_it), out))}, "
-    text = f"path = {quoted(beside(data, out))}, {tokenizer}length = {length}"
+            tokenizer = f"tokenizer = {quoted(from_folder_of(str(beside_it), out))}, "
+    text = f"path = {quoted(from_folder_of(data, out))}, {tokenizer}length = {length}"
     remark = "" if tokenizer else '; without tokenizer = "tokenizer.json", its bytes are the tokens'
     lines = [f"# Text in windows of this many tokens{remark}.", f"text = {{ {text} }}"]
     if not config:
@@ -176,7 +177,7 @@ def window_of(config: str, most: int) -> int:
     return min([most, *(longest for longest in known if isinstance(longest, int))])
 
 
-def beside(place: str, out: str) -> str:
+def from_folder_of(place: str, out: str) -> str:
     """A path as it is seen from the job's file."""
     own = Path(place).resolve()
     folder = Path(out).resolve().parent

@@ -83,11 +83,11 @@ def profile(
     with loading(terminal.note):
         from penstock.profile.json_file import write_profile
         from penstock.report.tables import profile_table
-        from penstock.train.profile_job import check_device, estimate_job, measure_job
+        from penstock.train.profile_job import device_note, estimate_job, measure_job
         from penstock.train.samples import type_named
 
     if not estimate:
-        check_device(device)
+        device_note(device)
     found = job_of(*checked)
     terminal.note(f"costing the layers of '{job}'")
     if estimate:
@@ -220,10 +220,10 @@ def verify(
     terminal.check_places(out)
     checked = checked_table(job, changes or ())
     with loading(terminal.note):
-        from penstock.train.profile_job import check_device
+        from penstock.train.profile_job import device_note
         from penstock.train.train import verify_job
 
-    if note := check_device(device, workers):
+    if note := device_note(device, workers):
         terminal.note(note)
     found, place = job_of(*checked), Path(plan) if plan else None
     terminal.note(f"comparing '{job}' on {workers} workers with its model, run plainly")

@@ -173,7 +173,7 @@ def names_in(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def read_pins(given: list[str] | None) -> list[str] | None:
+def pins_of_options(given: list[str] | None) -> list[str] | None:
     """The pins, with those of files instead of the files."""
     if not given:
         return given
@@ -187,7 +187,7 @@ Pins: TypeAlias = Annotated[
     Option(
         "--pin",
         metavar="PIN",
-        callback=read_pins,
+        callback=pins_of_options,
         help="Fix a part of the plan, such as 'lm_head: alone', 'stages: 4' or "
         "'blocks.0: stage 0'; or a TOML file with the table [pins]. Repeatable.",
     ),

@@ -62,16 +62,16 @@ def rehearse(
     )
     rehearsal = carry_out(emulation)
     promised_s, found = recorded_origin(plan).iteration_s, differences(rehearsal)
-    values = values_of(rehearsal, promised_s, found)
+    values = rehearsal_values(rehearsal, promised_s, found)
     if picture:
         write_page(picture, rehearsal)
         terminal.note(f"wrote {picture}")
     terminal.save(values, out)
-    terminal.show(values, *shown(rehearsal, promised_s))
+    terminal.show(values, *rehearsal_in_words(rehearsal, promised_s))
     judge(rehearsal, found, promised_s, tolerance)
 
 
-def values_of(
+def rehearsal_values(
     rehearsal: "Rehearsal", promised_s: float, differences: list[str]
 ) -> dict[str, object]:
     from penstock.timeline.metrics import bubble_fraction
@@ -93,7 +93,7 @@ def values_of(
     }
 
 
-def shown(rehearsal: "Rehearsal", promised_s: float) -> list[str]:
+def rehearsal_in_words(rehearsal: "Rehearsal", promised_s: float) -> list[str]:
     from penstock.text import percent_text, seconds_text
     from penstock.timeline.metrics import bubble_fraction
 

@@ -41,7 +41,7 @@ from penstock.report.timelines_html import (
     TimelinePanel,
     asset,
     html_page,
-    table,
+    table_element,
     timelines_data,
     timelines_html,
 )
@@ -223,7 +223,7 @@ def reasons_of(lines: Sequence[ComparedLine]) -> list[str]:
     return [why_slower(winner, other) for other in explained]
 
 
-def explained(lines: Sequence[ComparedLine]) -> list[str]:
+def explained_comparison(lines: Sequence[ComparedLine]) -> list[str]:
     """The limits of each plan, in paragraphs, then why the winner won."""
     planners: dict[str, list[str]] = {}
     for line in lines:
@@ -238,7 +238,7 @@ def explained(lines: Sequence[ComparedLine]) -> list[str]:
     return words
 
 
-def draw(path: str, lines: Sequence[ComparedLine], problem: PlanningProblem) -> None:
+def draw_comparison(path: str, lines: Sequence[ComparedLine], problem: PlanningProblem) -> None:
     """Write the picture of all plans to ``path``, or a page with the timeline of each."""
     profile, cluster = problem.profile, problem.cluster
     title = f"{profile.name} on {cluster.name}"
@@ -300,4 +300,4 @@ def limits_table(lines: Sequence[ComparedLine]) -> str:
         for cells, names in planners.items()
     ]
     names = ("Planner", "Schedule", "Iteration", "Limited by", "Then", "Busiest")
-    return table((*names, "Fullest device", "Remarks"), (), rows)
+    return table_element((*names, "Fullest device", "Remarks"), (), rows)

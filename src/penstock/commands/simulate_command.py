@@ -54,7 +54,7 @@ def simulate(
     """Simulate PLAN, as it is or with changes; -o writes the timeline."""
     collect_garbage_rarely()
     from penstock.advice.plan_files import PlanInputs, inputs_of_plan
-    from penstock.advice.what_if import WhatIf, play, play_changed
+    from penstock.advice.what_if import WhatIf, play_changed, play_plan
     from penstock.commands import shown_plan as shown
     from penstock.plan.json_file import read_plan
     from penstock.plan.optimizer_state import optimizer_state
@@ -73,7 +73,7 @@ def simulate(
     costs, machines = inputs.read_profile(), inputs.read_cluster()
     terminal.note(other_kinds_words(costs, machines))
     start_s = perf_counter()
-    before = play(given, costs, machines, iterations, inputs.memory_reserve, state)
+    before = play_plan(given, costs, machines, iterations, inputs.memory_reserve, state)
     after = play_changed(before, wanted) if wanted.words else before
     values: dict[str, object] = {
         **after.to_json(perf_counter() - start_s, explained=bool(wanted.words))
@@ -90,7 +90,7 @@ def simulate(
         write_timeline(after.timeline, out)
     machines = after.problem.cluster
     if picture:
-        draw(picture, after)
+        draw_simulation(picture, after)
     parts: list[RenderableType] = []
     if not terminal.as_json:
         parts = [*shown.played_parts(before, after, wanted.words), terminal.chart(after.timeline)]
@@ -104,7 +104,7 @@ def simulate(
         raise Infeasible(shown.too_full_words(after.too_full))
 
 
-def draw(picture: str, played: "PlayedPlan") -> None:
+def draw_simulation(picture: str, played: "PlayedPlan") -> None:
     """Draw the timeline, with the devices' memory beside it."""
     from penstock.plan.in_words import micro_batch_words
     from penstock.report.timeline_files import write_timeline

@@ -33,12 +33,12 @@ def in_one_process(plan: Plan) -> PlanInOneProcess:
     )
 
 
-def merged(schedule: Schedule, shape: PipelineShape) -> Schedule:
+def merged_order(schedule: Schedule, shape: PipelineShape) -> Schedule:
     """One order of all groups' actions: each as soon as it can be, if all last equally long.
 
     >>> from penstock.schedule.families.early_backward import one_f_one_b
     >>> shape = PipelineShape(stages=2, micro_batches=2)
-    >>> print(merged(one_f_one_b(shape), shape))
+    >>> print(merged_order(one_f_one_b(shape), shape))
     stage 0,1 0F0 0F1 1F0 1B0 1F1 0B0 1B1 0B1
     """
     alone = one_at_a_time(schedule, shape)

@@ -77,15 +77,15 @@ def read_plan(path: str | Path) -> Plan:
     Raises:
         BadInput: no such file, a syntax error, an unknown key, or a plan that no run could follow.
     """
-    return plan_of(read_document(PlanEntry, path, "plan"), path)
+    return plan_of_entry(read_document(PlanEntry, path, "plan"), path)
 
 
 def plan_from_json(data: object, path: str | Path) -> Plan:
     """The plan in a JSON value; ``path`` is for messages."""
-    return plan_of(check_document(PlanEntry, data, path), path)
+    return plan_of_entry(check_document(PlanEntry, data, path), path)
 
 
-def plan_of(entry: PlanEntry, path: str | Path) -> Plan:
+def plan_of_entry(entry: PlanEntry, path: str | Path) -> Plan:
     """The plan that a checked document describes."""
     for index, stage in enumerate(entry.stages):
         if len(stage.layers) != 2:

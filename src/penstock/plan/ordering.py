@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from penstock.errors import BadInput
 from penstock.plan.choices import choice_refusal, choices_of
-from penstock.plan.in_one_process import PlanInOneProcess, merged
+from penstock.plan.in_one_process import PlanInOneProcess, merged_order
 from penstock.plan.plan import Plan
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.schedule import Schedule
@@ -18,7 +18,7 @@ def order_of(plan: Plan) -> Schedule:
     """The schedule that simulator, runtime and drawings of ``plan`` share."""
     if isinstance(plan, PlanInOneProcess):
         planned = replace(plan.planned, micro_batches=plan.micro_batches)
-        return merged(order_of(planned), planned.shape())
+        return merged_order(order_of(planned), planned.shape())
     check_choices(plan)
     family = FAMILIES.get(plan.schedule)
     if family is None:

@@ -61,15 +61,15 @@ def read_pin(text: str, profile: ModelProfile, cluster: Cluster) -> Pin:
         count = int(value[:MOST_DIGITS])
         return Pin(text, stages=count) if subject == "stages" else Pin(text, micro_batch_size=count)
     devices = value.removeprefix("devices ") if value.startswith("devices ") else ""
-    found = numbers_of(devices)
+    found = numbers_in_list(devices)
     if found and max(found) >= len(cluster.devices):
         raise BadInput(
             f"pin '{text}' names device {max(found)}, and cluster '{cluster.name}' has devices 0 "
             f"to {len(cluster.devices) - 1}; name those"
         )
-    if found and (of_stage := stage_of(subject)) >= 0:
+    if found and (of_stage := stage_number(subject)) >= 0:
         return Pin(text, stage=of_stage, devices=found)
-    stage = stage_of(value)
+    stage = stage_number(value)
     if not subject or not (found or stage >= 0 or value in ("alone", "together")):
         raise BadInput(f"pin '{text}' cannot be read; write {FORMS}")
     return Pin(text, layers_named(subject, text, profile), value == "alone", stage, found)
@@ -94,16 +94,16 @@ def read_pins(given: Sequence[str]) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def stage_of(words: str) -> int:
+def stage_number(words: str) -> int:
     """The number in words such as "stage 2"; -1 where they are others."""
     number = words.removeprefix("stage ")
     return int(number) if number != words and number.isdecimal() and len(number) < 7 else -1
 
 
-def numbers_of(text: str) -> tuple[int, ...]:
+def numbers_in_list(text: str) -> tuple[int, ...]:
     """The numbers in a list such as "0-2,5"; none in any other text.
 
-    >>> numbers_of("0-2, 5")
+    >>> numbers_in_list("0-2, 5")
     (0, 1, 2, 5)
     """
     if not NUMBERS.fullmatch(text) or max(map(len, re.findall(r"\d+", text))) > 6:
@@ -125,7 +125,7 @@ def layers_named(subject: str, text: str, profile: ModelProfile) -> range:
             for name in (layer.name, layer.name.partition(" ")[2])
             if name == part or name.startswith(f"{part}.") or fnmatchcase(name, part)
         }
-        named = named or {"first": {0}, "last": {count - 1}}.get(part) or set(numbers_of(part))
+        named = named or {"first": {0}, "last": {count - 1}}.get(part) or set(numbers_in_list(part))
         if not named or max(named) >= count:
             raise BadInput(
                 f"pin '{text}': profile '{profile.name}' has no layer '{part}'; its {count} layers "
@@ -186,13 +186,13 @@ def broken_pin(pins: Sequence[Pin], plan: Plan) -> str:
         if not kept or not allowed_runs(judged, starts, stops, places, len(stages), layers).all():
             return pin.text
         if pin.devices and any(
-            set(stages[index].devices) != set(pin.devices) for index in stages_of(pin, plan)
+            set(stages[index].devices) != set(pin.devices) for index in stages_of_pin(pin, plan)
         ):
             return pin.text
     return ""
 
 
-def stages_of(pin: Pin, plan: Plan) -> Iterator[int]:
+def stages_of_pin(pin: Pin, plan: Plan) -> Iterator[int]:
     """The stages that a pin speaks of: the one of its layers, or the one of its number."""
     yield plan.stage_of_layer(pin.layers.start) if pin.layers else pin.stage
 

@@ -50,11 +50,11 @@ def split_rows(rows: int, weights: Sequence[float]) -> tuple[int, ...]:
     >>> split_rows(8, (3, 1))
     (6, 2)
     """
-    return split(rows, tuple(weights))
+    return split_once(rows, tuple(weights))
 
 
 @lru_cache(maxsize=4096)
-def split(rows: int, weights: tuple[float, ...]) -> tuple[int, ...]:
+def split_once(rows: int, weights: tuple[float, ...]) -> tuple[int, ...]:
     """`split_rows`, with its results kept: planners need the same ones often."""
     least = 1 if rows >= len(weights) else 0
     spare = rows - least * len(weights)

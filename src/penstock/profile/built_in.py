@@ -88,7 +88,7 @@ def model_from_table(text: str, path: str | Path) -> ModelProfile:
     ``saved_mb_per_sample`` if given, otherwise its own output.
     """
     entry = check_document(TableEntry, parse_toml(text, path, "model table"), path)
-    rows = list(rows_of(entry.layers, path))
+    rows = list(rows_in_table(entry.layers, path))
     batch = entry.batch_size
     forward_ms = sum(row.figures["forward_ms"] for row in rows)
     share = (entry.saved_mb_per_sample or 0) * batch / forward_ms if forward_ms else 0.0
@@ -101,7 +101,7 @@ def model_from_table(text: str, path: str | Path) -> ModelProfile:
     profile = ModelProfile(
         name=entry.name,
         layers=tuple(
-            layer_of(index, row, saved, batch)
+            layer_of_row(index, row, saved, batch)
             for index, (row, saved) in enumerate(zip(rows, saved_mb, strict=True))
         ),
         edges=tuple(
@@ -117,7 +117,7 @@ def model_from_table(text: str, path: str | Path) -> ModelProfile:
     return without_batch_inputs(profile)
 
 
-def rows_of(table: str, path: str | Path) -> Iterator[LayerRow]:
+def rows_in_table(table: str, path: str | Path) -> Iterator[LayerRow]:
     """The rows, each repeated by its count."""
     header, *lines = [line.split() for line in table.splitlines() if line.strip()] or [[]]
     optional = [column for column in OPTIONAL_COLUMNS if column in header]
@@ -145,7 +145,7 @@ def rows_of(table: str, path: str | Path) -> Iterator[LayerRow]:
         yield from [row] * copies
 
 
-def layer_of(index: int, row: LayerRow, saved_mb: float, batch: int) -> LayerCost:
+def layer_of_row(index: int, row: LayerRow, saved_mb: float, batch: int) -> LayerCost:
     half_s = row.figures["backward_ms"] / 1000 / 2
     return LayerCost(
         name=f"{index} {row.name}",

@@ -158,7 +158,7 @@ def joined_layer(run: Sequence[LayerCost], most_rows: int) -> LayerCost:
         parameter_bytes=sum(layer.parameter_bytes for layer in run),
         buffer_bytes=sum(layer.buffer_bytes for layer in run),
         saved_bytes=sum((layer.saved_bytes for layer in run), Affine()),
-        workspace_bytes=largest([layer.workspace_bytes for layer in run], most_rows),
+        workspace_bytes=largest_size([layer.workspace_bytes for layer in run], most_rows),
         norms=sum(layer.norms for layer in run),
         norm_channels=sum(layer.norm_channels for layer in run),
         cast_bytes=sum(layer.cast_bytes for layer in run),
@@ -166,12 +166,12 @@ def joined_layer(run: Sequence[LayerCost], most_rows: int) -> LayerCost:
     return joined.with_seconds_of(run, lambda seconds: sum(seconds, Affine()))
 
 
-def largest(sizes: Sequence[Affine], most_rows: int) -> Affine:
+def largest_size(sizes: Sequence[Affine], most_rows: int) -> Affine:
     """Return the least affine size that for 1 to ``most_rows`` rows is at least each of ``sizes``.
 
     Their maximum is convex. So the line between its values at both ends is nowhere below it.
 
-    >>> largest([Affine(10.0, 0.0), Affine(0.0, 5.0)], 11)
+    >>> largest_size([Affine(10.0, 0.0), Affine(0.0, 5.0)], 11)
     Affine(fixed=5.5, per_sample=4.5)
     """
     first, last = (max(size.at(rows) for size in sizes) for rows in (1, most_rows))
@@ -214,7 +214,7 @@ class SharedParameter(Table):
     layers: tuple[int, ...]
 
 
-def pairs_of(table: object) -> object:
+def pairs_of_table(table: object) -> object:
     """The keys and values of a table as pairs; anything else as it is."""
     return tuple(cast("Mapping[str, int]", table).items()) if isinstance(table, dict) else table
 
@@ -226,7 +226,7 @@ class LengthCosts(Table):
     ``lengths`` are the measured lengths by name.
     """
 
-    lengths: Annotated[tuple[tuple[str, int], ...], BeforeValidator(pairs_of)]
+    lengths: Annotated[tuple[tuple[str, int], ...], BeforeValidator(pairs_of_table)]
     share: float
     layers: tuple[LayerCost, ...]
     edges: tuple[Edge, ...] = ()

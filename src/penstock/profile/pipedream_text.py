@@ -48,14 +48,14 @@ def parse_pipedream(text: str, path: str | Path, profile_batch: int) -> ModelPro
     """
     if profile_batch < 1:
         raise BadInput(f"profile '{path}': the profiled batch is {profile_batch}; give one >= 1")
-    nodes, edges = graph_of(text, path)
+    nodes, edges = node_graph(text, path)
     order = chain_order(nodes, edges, f"profile '{path}'")
     has_producer = {consumer for ends in edges.values() for consumer in ends}
     inputs = [name for name in order if name not in has_producer]
     index = {name: i for i, name in enumerate(order)}
     profile = ModelProfile(
         name=Path(path).stem,
-        layers=tuple(layer_of(nodes[n], profile_batch, is_input=n in inputs) for n in order),
+        layers=tuple(layer_of_node(nodes[n], profile_batch, is_input=n in inputs) for n in order),
         edges=tuple(
             edge_between(nodes[name], index[name], index[consumer], profile_batch, name in inputs)
             for name in order
@@ -67,7 +67,7 @@ def parse_pipedream(text: str, path: str | Path, profile_batch: int) -> ModelPro
     return without_batch_inputs(profile)
 
 
-def graph_of(text: str, path: str | Path) -> tuple[dict[str, Node], dict[str, tuple[str, ...]]]:
+def node_graph(text: str, path: str | Path) -> tuple[dict[str, Node], dict[str, tuple[str, ...]]]:
     """The nodes by name, and for each node the nodes that read it."""
     nodes: dict[str, Node] = {}
     lines: dict[str, int] = {}
@@ -146,7 +146,7 @@ def check_ends(
                     )
 
 
-def layer_of(node: Node, batch: int, *, is_input: bool) -> LayerCost:
+def layer_of_node(node: Node, batch: int, *, is_input: bool) -> LayerCost:
     forward_s, half_s = (0.0, 0.0) if is_input else (node.forward_s, node.backward_s / 2)
     return LayerCost(
         name=f"{node.name} {node.description}",

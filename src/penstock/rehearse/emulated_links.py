@@ -126,7 +126,7 @@ def message_between(
     if size_bytes > 0:
         sent_s = size_bytes / cluster.bandwidth(*ends)
         seconds = (tensors * cluster.latency(*ends) + sent_s) * time_scale
-    return LinkTransfer(key, *ends, seconds, size_bytes, [*parts_of(cluster, *ends)], label)
+    return LinkTransfer(key, *ends, seconds, size_bytes, [*parts_of_links(cluster, *ends)], label)
 
 
 def sum_among(
@@ -151,7 +151,7 @@ def parts_of_sum(cluster: Cluster, members: tuple[int, ...]) -> tuple[str, ...]:
     return tuple({part for ends in pairs for part in engines_and_ports(cluster, *ends)})
 
 
-def parts_of(cluster: Cluster, source: int, target: int) -> Iterator[str]:
+def parts_of_links(cluster: Cluster, source: int, target: int) -> Iterator[str]:
     """The parts of links that a message between two devices occupies."""
     hosts = cluster.host_index
     host = cluster.hosts[hosts[source]]

@@ -18,7 +18,7 @@ from penstock.report.timelines_html import (
     TimelinePanel,
     asset,
     html_page,
-    table,
+    table_element,
     timeline_panel,
     timelines_data,
     timelines_html,
@@ -45,7 +45,7 @@ def write_report(directory: str | Path, out: str | Path | None = None) -> Path:
 
 def page_html(record: RunRecord) -> str:
     """The page of a run."""
-    panels = timeline_panels(record)
+    panels = run_panels(record)
     evaluated = bool(record.evaluations)
     label = "Predicted timeline above measured timeline, one row for each device"
     body = Template(asset("report.html")).substitute(
@@ -58,7 +58,7 @@ def page_html(record: RunRecord) -> str:
             f"{counted(len(record.plan.stages), 'stage')} on "
             f"{counted(len(record.plan.ranks), 'device')} of {escape(record.cluster.name)}"
         ),
-        plan_table=plan_table(record),
+        plan_table=plan_section(record),
         time_table=time_table(record),
         length_section=length_section(record) + tried_section(record) + drift_section(record),
         run_table=run_table(record),
@@ -82,7 +82,7 @@ def page_html(record: RunRecord) -> str:
     return html_page(record.summary.job, body, style, (*TIMELINE_SCRIPTS, "charts.js"), data)
 
 
-def timeline_panels(record: RunRecord) -> Sequence[TimelinePanel]:
+def run_panels(record: RunRecord) -> Sequence[TimelinePanel]:
     limits = [device.memory_bytes for device in record.cluster.devices]
     return (
         timeline_panel("Predicted", "simulated before the run", record.predicted, limits),
@@ -136,7 +136,7 @@ def run_table(record: RunRecord) -> str:
             ["Begun", ran.began],
         ]
     rows += [["Measuring", note] for note in record.profile.notes]
-    return table(("", ""), (), [list(map(escape, row)) for row in rows])
+    return table_element(("", ""), (), [list(map(escape, row)) for row in rows])
 
 
 def tiles(record: RunRecord) -> str:
@@ -191,12 +191,12 @@ def tile(name: str, value: str, more: str, verdict: str = "") -> str:
     )
 
 
-def plan_table(record: RunRecord) -> str:
+def plan_section(record: RunRecord) -> str:
     """One row for each stage; its replicas have one line each where they differ."""
     names = ("Stage", "Layers", "Device", "Recompute")
     numbers = ("Samples", "Parameters", "Peak memory predicted", "Peak memory measured")
     rows = [plan_row(record, index, stage) for index, stage in enumerate(record.plan.stages)]
-    return table(names, (*numbers, "Memory limit"), rows)
+    return table_element(names, (*numbers, "Memory limit"), rows)
 
 
 def plan_row(record: RunRecord, index: int, stage: Stage) -> list[str]:
@@ -241,7 +241,7 @@ def time_table(record: RunRecord) -> str:
         stages = (str(s) for s, devices in enumerate(holders) if plan.device_of(rank) in devices)
         times = (split_cell(timeline, rank) for timeline in (record.predicted, record.measured))
         rows.append([str(rank), ", ".join(stages), *times])
-    return table(("Device", "Stage", "Predicted", "Measured"), (), rows)
+    return table_element(("Device", "Stage", "Predicted", "Measured"), (), rows)
 
 
 def split_cell(timeline: Timeline, device: int) -> str:
@@ -279,7 +279,7 @@ def length_section(record: RunRecord) -> str:
             ]
         )
     note = "Each step counts at the nearest of the lengths that were measured before."
-    shown = f'<div class="wide">\n{table(("Length",), numbers, rows)}\n</div>'
+    shown = f'<div class="wide">\n{table_element(("Length",), numbers, rows)}\n</div>'
     return section("Lengths of the batches", note, shown)
 
 
@@ -289,7 +289,9 @@ def tried_section(record: RunRecord) -> str:
         return ""
     rows = [list(map(escape, found.cells)) for found in record.summary.tried]
     note = "Short trials before the run, the quickest first, with which it went on."
-    shown = f'<div class="wide">\n{table(("Plan",), ("Predicted", "Measured"), rows)}\n</div>'
+    shown = (
+        f'<div class="wide">\n{table_element(("Plan",), ("Predicted", "Measured"), rows)}\n</div>'
+    )
     return section("Plans that were tried", note, shown)
 
 

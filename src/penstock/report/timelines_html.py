@@ -83,7 +83,7 @@ def row_data(row: DeviceRow, number: dict[Style, int]) -> dict[str, Json]:
         "limit_bytes": row.limit_bytes,
         "compute": [lane_data(lane, number) for lane in row.compute],
         "messages": [lane_data(lane, number, peers=True) for lane in (row.sends, row.receives)],
-        "memory": [[rounded(time_s), rounded(size)] for time_s, size in row.memory],
+        "memory": [[nine_digits(time_s), nine_digits(size)] for time_s, size in row.memory],
     }
 
 
@@ -97,14 +97,14 @@ def lane_data(
         "style": [number[block.style] for block in ordered],
         "stage": [event.stage for event in events],
         "micro_batch": [event.micro_batch for event in events],
-        "start_s": [rounded(event.start_s) for event in events],
-        "end_s": [rounded(event.end_s) for event in events],
+        "start_s": [nine_digits(event.start_s) for event in events],
+        "end_s": [nine_digits(event.end_s) for event in events],
         "peer": [event.peer for event in events if peers],
-        "bytes": [rounded(event.bytes) for event in events if peers],
+        "bytes": [nine_digits(event.bytes) for event in events if peers],
     }
 
 
-def rounded(value: float) -> float:
+def nine_digits(value: float) -> float:
     """A number with nine digits, which keeps the page small."""
     return float(f"{value:.9g}")
 
@@ -135,7 +135,9 @@ def timelines_page(panels: Sequence[TimelinePanel], title: str, note: str = "") 
     return html_page(title, body, style, TIMELINE_SCRIPTS, timelines_data(panels))
 
 
-def table(names: Sequence[str], numbers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table_element(
+    names: Sequence[str], numbers: Sequence[str], rows: Iterable[Sequence[str]]
+) -> str:
     """A table with these heads, at the left of names and the right of numbers; cells are HTML.
 
     On a narrow screen each row becomes lines, of a head and its cell.

@@ -73,7 +73,7 @@ class Drift:
         return f"stage {first} on rank {second} is a straggler: {spent} slow as the other ranks"
 
 
-def compared(planned: Timeline, measured: Timeline, batches: int = 1) -> Compared:
+def compared_times(planned: Timeline, measured: Timeline, batches: int = 1) -> Compared:
     """The times of a planned iteration and of a measured one of several batches."""
     expected, found = part_seconds(planned), part_seconds(measured)
     return {
@@ -160,7 +160,7 @@ class DriftWatch:
 
     def add(self, measured: Timeline) -> dict[str, float]:
         """Add an iteration; returns how many times as long as planned each part took."""
-        times = compared(self.planned, measured, self.batches)
+        times = compared_times(self.planned, measured, self.batches)
         self.samples.append(times)
         factors = {str(part): factor for part, factor in own_factors(times).items()}
         return {"all_ranks": common_factor(times)} | factors

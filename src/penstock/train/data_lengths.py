@@ -78,7 +78,7 @@ def data_lengths(job: Job) -> DataLengths | None:
     def group(numbers: Sequence[int]) -> LengthGroup:
         sizes = zip(*(found[number] for number in numbers), strict=True)
         middle = [sum(own) / len(numbers) for own in sizes]
-        near = min(numbers, key=lambda number: distance(found[number], middle))
+        near = min(numbers, key=lambda number: distance_from_middle(found[number], middle))
         return LengthGroup(batches[near], found[near], len(numbers) / len(found))
 
     return DataLengths(
@@ -104,7 +104,7 @@ def relative(lengths: LengthsOf, mean: Sequence[float]) -> float:
     return sum(size / usual for size, usual in zip(lengths, mean, strict=True))
 
 
-def distance(lengths: LengthsOf, middle: Sequence[float]) -> float:
+def distance_from_middle(lengths: LengthsOf, middle: Sequence[float]) -> float:
     """The relative distance between a batch's lengths and ``middle``."""
     return sum(abs(size / usual - 1) for size, usual in zip(lengths, middle, strict=True))
 
@@ -137,7 +137,7 @@ def measured_lengths(
     found: list[list[float]] = [[] for _ in predicted]
     for row in rows:
         if "lengths" in row and row["step"] > warm:
-            near = min(range(len(found)), key=lambda k: apart(predicted[k], row["lengths"]))
+            near = min(range(len(found)), key=lambda k: log_distance(predicted[k], row["lengths"]))
             found[near].append(row["iteration_s"])
     return tuple(
         MeasuredLength(
@@ -151,7 +151,7 @@ def measured_lengths(
     )
 
 
-def apart(length: LengthPrediction, lengths: Mapping[str, int]) -> float:
+def log_distance(length: LengthPrediction, lengths: Mapping[str, int]) -> float:
     """Distance between lengths and predicted ones, on a log scale: 8 and 32 are as far from 16."""
     return sum(abs(log(lengths[name] / size)) for name, size in length.lengths)
 

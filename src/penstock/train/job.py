@@ -271,18 +271,18 @@ CALLS: Mapping[str, tuple[str, ...]] = {
 
 def named_function(key: str) -> PlainValidator:
     """The field of a job that is a function of this key, which a file names."""
-    return PlainValidator(partial(as_function, key))
+    return PlainValidator(partial(function_named, key))
 
 
 def as_weights(value: object) -> object:
     """The weights of a job, whose table may name a function."""
     table: Any = value
     if isinstance(table, dict) and "quantise" in table:
-        return {**table, "quantise": as_function("quantise", table["quantise"])}
+        return {**table, "quantise": function_named("quantise", table["quantise"])}
     return table
 
 
-def as_function(key: str, value: object) -> object:
+def function_named(key: str, value: object) -> object:
     """A function, or that which a text names; raises ValueError for anything else.
 
     As a metric, a text without a colon is the place of a part of the loss. A loss may be a list of
@@ -356,7 +356,7 @@ class GivenGroups(TensorSettings):
     """The groups of a given plan, so the whole model need not be divisible."""
 
 
-def file_name(name: str) -> str:
+def checked_file_name(name: str) -> str:
     """A name that a file or directory can have; raises ValueError for any other."""
     is_plain = name.isprintable() and "/" not in name and name not in (".", "..")
     if not is_plain or not 0 < len(name) <= LONGEST_NAME:
@@ -397,7 +397,7 @@ class Job:
     stage.
     """
 
-    name: Annotated[str, AfterValidator(file_name)]
+    name: Annotated[str, AfterValidator(checked_file_name)]
     model: Annotated[Callable[[], Module], named_function("model")]
     data: Annotated[Data, named_function("data")]
     loss: Annotated[Loss | None, named_function("loss")] = None

@@ -135,12 +135,12 @@ def checked_table(
     else:
         table = parse_toml(read_text(path, "job file"), path, "job file")
     with in_one_line(f"{path}: " if path.suffix else ""):
-        table = varied(changed(table, changes))
+        table = varied(with_changes(table, changes))
         for key in table:
             if key not in KEYS:
                 raise BadInput(unknown_key(key, KEYS, INNER))
         table.setdefault("name", path.stem)
-        given = made_of(table)
+        given = keys_of_making(table)
         if "model" not in table or ("data" not in table and given.text is None):
             key = "data" if "model" in table else "model"
             raise BadInput(
@@ -204,7 +204,7 @@ def varied(table: dict[str, Any]) -> dict[str, Any]:
     return base | table
 
 
-def changed(table: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
+def with_changes(table: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
     """The table of a job file with other values of some keys; see `find_job`."""
     for change in changes:
         key, equals, text = change.partition("=")
@@ -249,13 +249,13 @@ def job_of(table: dict[str, Any], path: Path) -> Job:
     """The job of a table that is checked, with the functions that it names."""
     if path.suffix:
         search_beside(path)
-    weights = beside(table.get("weights"), "directory", path, Path)
-    table = {**beside(table, "save_weights", path), "weights": weights}
+    weights = in_folder_of(table.get("weights"), "directory", path, Path)
+    table = {**in_folder_of(table, "save_weights", path), "weights": weights}
     with in_one_line(f"{path}: " if path.suffix else ""):
         return Job(**with_parts(table, path))
 
 
-def made_of(table: dict[str, Any]) -> MadeOf:
+def keys_of_making(table: dict[str, Any]) -> MadeOf:
     """The keys that say how model and data are made."""
     return MadeOf(**{key: table[key] for key in MadeOf.model_fields if key in table})
 
@@ -264,18 +264,18 @@ def with_parts(table: dict[str, Any], path: Path) -> dict[str, Any]:
     """The table with a model and data where its keys only say how to make them."""
     from penstock.train.samples import HELD_OUT, ModelOfArguments, TextData, data_named
 
-    given = made_of(table)
+    given = keys_of_making(table)
     table = {key: value for key, value in table.items() if key not in MadeOf.model_fields}
     key = "model_arguments"
     try:
         if given.model_arguments is not None:
-            arguments = beside(given.model_arguments, "config", path)
+            arguments = in_folder_of(given.model_arguments, "config", path)
             table["model"] = ModelOfArguments(table["model"], arguments)
         key = "text" if given.text is not None else "data"
         if given.text is not None:
             if "data" in table:
                 raise ValueError("it stands in place of data; leave one of them out")
-            text = beside(beside(vars(given.text), "path", path), "tokenizer", path)
+            text = in_folder_of(in_folder_of(vars(given.text), "path", path), "tokenizer", path)
             held_out = HELD_OUT if given.held_out is None else given.held_out
             own_loss = table.get("loss") is None
             table["data"] = TextData(
@@ -289,7 +289,7 @@ def with_parts(table: dict[str, Any], path: Path) -> dict[str, Any]:
     return table
 
 
-def beside(table: Any, key: str, path: Path, kind: type = str) -> Any:
+def in_folder_of(table: Any, key: str, path: Path, kind: type = str) -> Any:
     """The table, or a text in its place, with the file of ``key`` in the folder of the job's."""
     table = {key: table} if isinstance(table, str) else table
     own = table.get(key) if isinstance(table, dict) else None

@@ -74,7 +74,7 @@ def new_plan(job: Job, problem: PlanningProblem, limit: TimeLimit | None = None)
     return plan
 
 
-def check_plan_fits(plan: Plan, job: Job, workers: int, name: str) -> None:
+def check_plan_of_job(plan: Plan, job: Job, workers: int, name: str) -> None:
     """Raise `BadInput` for a plan that these workers cannot run with this job."""
     check_conflicts(job.uses | uses_of(plan, name), f"job '{job.name}': ")
     check_runnable(plan)
@@ -94,7 +94,7 @@ def check_plan_fits(plan: Plan, job: Job, workers: int, name: str) -> None:
         )
 
 
-def check_layers(plan: Plan, profile: ModelProfile) -> None:
+def check_model_of_plan(plan: Plan, profile: ModelProfile) -> None:
     """Raise `BadInput` for a plan of another model, or one that cannot run this model."""
     layers = plan.stages[-1].layers.stop
     if layers != len(profile.layers):
@@ -116,7 +116,7 @@ def check_layers(plan: Plan, profile: ModelProfile) -> None:
         )
 
 
-def predict(job: Job, plan: Plan, problem: PlanningProblem) -> Prediction:
+def predict_iteration(job: Job, plan: Plan, problem: PlanningProblem) -> Prediction:
     """Simulate an iteration of ``plan``; its time is that of a whole step with all its batches.
 
     Without a flush it is the time in the steady state. Where pipelines train alone, it has its
@@ -157,10 +157,11 @@ def beside_other_programs(problem: PlanningProblem) -> PlanningProblem:
 def predict_step(
     job: Job, plan: Plan, problem: PlanningProblem
 ) -> tuple[Prediction, tuple[LengthPrediction, ...]]:
-    """The result of `predict`, with the mean time where lengths vary; and that of each length."""
-    prediction = predict(job, plan, problem)
+    """The result of `predict_iteration`, and that of each length, of which it has the mean time."""
+    prediction = predict_iteration(job, plan, problem)
     by_length = predict_lengths(
-        problem.profile, lambda at: predict(job, plan, replace(problem, profile=at)).iteration_s
+        problem.profile,
+        lambda at: predict_iteration(job, plan, replace(problem, profile=at)).iteration_s,
     )
     mean_s = expected_s(by_length) if by_length else prediction.iteration_s
     return replace(prediction, iteration_s=mean_s), by_length

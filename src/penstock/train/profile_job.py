@@ -54,7 +54,7 @@ from penstock.train.plan_job import problem_of
 from penstock.train.samples import TextData
 
 
-def check_device(device: str, workers: int = 1) -> str:
+def device_note(device: str, workers: int = 1) -> str:
     """The note about ``workers`` workers on ``device``; empty if there is none."""
     if device == "cpu":
         return ""
@@ -317,12 +317,12 @@ def with_measured_groups(
     graph = build_and_capture(job)
     if is_on_meta(graph.model):
         return profile
-    sets = {size: found for size in sizes if (found := groups_of(cluster, size))}
+    sets = {size: found for size in sizes if (found := neighbour_groups(cluster, size))}
     problem = problem_of(job, profile, cluster)
     try:
-        alone = excess(job, graph, problem, groups_of(cluster, 1), device)
+        alone = excess_of_groups(job, graph, problem, neighbour_groups(cluster, 1), device)
         factors = tuple(
-            GroupFactor(size, excess(job, graph, problem, groups, device) / alone)
+            GroupFactor(size, excess_of_groups(job, graph, problem, groups, device) / alone)
             for size, groups in sets.items()
         )
     except BadInput:
@@ -347,7 +347,7 @@ STEPS = 4
 """Steps of each measurement; the first is not counted."""
 
 
-def groups_of(cluster: Cluster, size: int) -> Groups:
+def neighbour_groups(cluster: Cluster, size: int) -> Groups:
     """All disjoint groups of ``size`` neighbours on one host."""
     hosts: list[list[int]] = [[] for _ in cluster.hosts]
     for rank, host in enumerate(cluster.host_index):
@@ -359,12 +359,12 @@ def groups_of(cluster: Cluster, size: int) -> Groups:
     )
 
 
-def excess(
+def excess_of_groups(
     job: Job, graph: LayerGraph, problem: PlanningProblem, groups: Groups, device: str
 ) -> float:
     """The measured time of the groups, as replicas of the model, relative to the computed one."""
     layers = len(problem.profile.layers)
-    plan = plan_of(job, groups, layers)
+    plan = one_stage_plan(job, groups, layers)
     computed = profile_on(problem.profile, problem.cluster, [groups] * layers)
     with Pipeline(
         graph,
@@ -393,7 +393,7 @@ def excess(
     return median(factors)
 
 
-def plan_of(job: Job, groups: Groups, layers: int) -> Plan:
+def one_stage_plan(job: Job, groups: Groups, layers: int) -> Plan:
     """The whole model on each of ``groups``, with a usual micro-batch of the job."""
     choices = sorted(job.micro_batch_choices())
     enough = [size for size in choices if size >= len(groups)] or choices[-1:]

@@ -25,7 +25,7 @@ from typing import TypeVar, cast
 import torch
 from rich.console import Console
 
-from penstock.device import check_room, release_unused
+from penstock.device import check_free_memory, release_unused
 from penstock.errors import (
     BadInput,
     PenstockError,
@@ -59,15 +59,15 @@ from penstock.timeline.json_file import write_timeline
 from penstock.train.data_lengths import mean_s, measured_lengths
 from penstock.train.job import GivenGroups, Job
 from penstock.train.plan_job import (
-    check_layers,
-    check_plan_fits,
+    check_model_of_plan,
+    check_plan_of_job,
     new_plan,
     other_words,
     pins_left_out,
     predict_step,
     problem_of,
 )
-from penstock.train.profile_job import check_device, cluster_for, cost_job
+from penstock.train.profile_job import cluster_for, cost_job, device_note
 from penstock.train.run_directory import RunDirectory, latest_run, new_run
 from penstock.train.train_request import Log, TrainRequest, TrainResult
 from penstock.train.training_loop import (
@@ -173,7 +173,7 @@ def run_parts(run: JobRun, termination: Termination, given: Plan | None) -> Trai
     again = run.job.constraints.remeasure and not (run.history.steps or run.history.lost_workers)
     costs = costs_of(run, again=again)
     if run.request.tries > 1 and not (run.request.resume or run.request.dry_run):
-        run, given = tried(run, costs)
+        run, given = quickest_of_trials(run, costs)
     planned = by_first(world, partial(planned_part, run, costs, given))
     if run.request.dry_run:
         return planned and TrainResult(
@@ -198,7 +198,11 @@ def run_parts(run: JobRun, termination: Termination, given: Plan | None) -> Trai
         raise SystemExit(128 + signal.SIGTERM)
     if result.paused:
         return result
-    return None if world.rank else finish(run, part, trained, [one.peak_bytes for one in memory])
+    return (
+        None
+        if world.rank
+        else write_results(run, part, trained, [one.peak_bytes for one in memory])
+    )
 
 
 def by_first(world: World, act: Callable[[], T]) -> T | None:
@@ -232,13 +236,13 @@ def checked_request(job: Job, request: TrainRequest, say: Log, *, may_idle: bool
             f"--try {request.tries} chooses the plan of a new run, and with {given} there is a "
             f"plan already; leave out one of them"
         )
-    if note := check_device(request.device, request.workers):
+    if note := device_note(request.device, request.workers):
         say(note)
     if job.save_weights is not None:
         check_free(job.save_weights)
     if request.plan:
         given = read_plan(request.plan)
-        check_plan_fits(given, job, request.workers, f"plan '{request.plan}'")
+        check_plan_of_job(given, job, request.workers, f"plan '{request.plan}'")
         needed = max(given.ranks) + 1
         if needed < request.workers and not may_idle:
             raise BadInput(
@@ -402,8 +406,8 @@ def planned_part(run: JobRun, costs: PlanningProblem | None, given: Plan | None)
     resumes = request.resume and has_checkpoint(directory, run.say)
     with notice_if_long(run.say, "planning"):
         plan = given or plan_for(run, costs)
-    check_plan_fits(plan, job, run.world.size, f"the plan of '{directory.path}'")
-    check_layers(plan, costs.profile)
+    check_plan_of_job(plan, job, run.world.size, f"the plan of '{directory.path}'")
+    check_model_of_plan(plan, costs.profile)
     directory.write_plan(plan, run.world.size)
     with notice_if_long(run.say, "simulating a step of the plan"):
         prediction, by_length = predict_step(job, plan, costs)
@@ -448,7 +452,7 @@ def plan_for(run: JobRun, costs: PlanningProblem) -> Plan:
     return new_plan(run.job, costs, limit)
 
 
-def tried(run: JobRun, costs: PlanningProblem | None) -> tuple[JobRun, Plan | None]:
+def quickest_of_trials(run: JobRun, costs: PlanningProblem | None) -> tuple[JobRun, Plan | None]:
     """The run and its quickest plan, after a short trial of each that is near the best.
 
     If all fail, the run continues with the first, and ends with its error.
@@ -499,10 +503,12 @@ def check_rooms(world: World, part: RunPart) -> None:
     wanted = sum(part.peaks[device] for device in own if device >= 0)
     # Ranks that share a GPU have measured on it, too.
     world.all_succeed(lambda: release_unused(world.device))
-    world.all_succeed(lambda: check_room(world.device, wanted, "the plan"))
+    world.all_succeed(lambda: check_free_memory(world.device, wanted, "the plan"))
 
 
-def finish(run: JobRun, part: RunPart, trained: TrainedPart, peaks: Sequence[float]) -> TrainResult:
+def write_results(
+    run: JobRun, part: RunPart, trained: TrainedPart, peaks: Sequence[float]
+) -> TrainResult:
     """Write the measured timeline, the summary and the report."""
     job, directory, plan, found = run.job, run.directory, part.plan, trained.result()
     rows = read_rows(directory.metrics, damaged=False)

@@ -234,16 +234,16 @@ class SampleData:
         """The samples of a dataset, and those of its part that is held out."""
         own = member_at(self.collate) if self.collate else None
         if isinstance(self.held_out, str):
-            other = samples_of(made(self.held_out, {}), own, self.held_out)
-            return samples_of(found, own, self.place), other
+            other = all_samples(made(self.held_out, {}), own, self.held_out)
+            return all_samples(found, own, self.place), other
         if isinstance(found, Mapping) and "train" in found:
             parts = cast("Mapping[str, Any]", found)
             name = next((name for name in HELD_OUT_NAMES if name in parts), None)
             if name is not None:
-                other = samples_of(parts[name], own, self.place)
-                return samples_of(parts["train"], own, self.place), other
+                other = all_samples(parts[name], own, self.place)
+                return all_samples(parts["train"], own, self.place), other
             found = parts["train"]
-        whole = samples_of(found, own, self.place)
+        whole = all_samples(found, own, self.place)
         if self.held_out == 0:
             return whole, None
         if not whole.numbered:
@@ -304,7 +304,7 @@ class Samples:
             numbers = self.order(seed, start) if training else iter(range(start, len(self.dataset)))
             loader = DataLoader[Any](
                 self.dataset,
-                batch_sampler=batches_of(numbers, batch_size),
+                batch_sampler=item_lists(numbers, batch_size),
                 collate_fn=self.collate,
                 num_workers=self.workers,
             )
@@ -312,7 +312,7 @@ class Samples:
         epochs = count() if training else range(1)
         ready = (one for epoch in epochs for one in self.epoch(seed, epoch))
         if not self.batched:
-            return map(self.collate, batches_of(islice(ready, start, None), batch_size))
+            return map(self.collate, item_lists(islice(ready, start, None), batch_size))
         own = getattr(self.dataset, "batch_size", None) or batch_size
         if own != batch_size:
             raise BadInput(
@@ -346,12 +346,12 @@ class Samples:
             raise BadInput(f"data '{self.place}' yields nothing; a dataset has at least one sample")
 
 
-def batches_of(items: Iterator[Any], size: int) -> BatchSampler:
+def item_lists(items: Iterator[Any], size: int) -> BatchSampler:
     """Lists of ``size`` items, once; the last may be shorter."""
     return BatchSampler(cast(Any, items), size, drop_last=False)
 
 
-def samples_of(found: Any, collate: Callable[[list[Any]], Batch] | None, place: str) -> Samples:
+def all_samples(found: Any, collate: Callable[[list[Any]], Batch] | None, place: str) -> Samples:
     """The samples of a dataset or a loader."""
     if isinstance(found, DataLoader):
         loader = cast("DataLoader[Any]", found)

@@ -19,7 +19,7 @@ from penstock.runtime.processes.launch import launch_workers
 from penstock.runtime.verify.verify import VerifyResult
 from penstock.simulate.score import make_score
 from penstock.train.job import Job
-from penstock.train.plan_job import check_plan_fits, problem_of
+from penstock.train.plan_job import check_plan_of_job, problem_of
 from penstock.train.profile_job import estimate_job
 from penstock.train.rank_program import (
     LOST,
@@ -104,7 +104,7 @@ def verify_job(
     does not depend on how fast the plan is.
     """
     chosen = read_plan(plan) if plan else several_stages(estimated_problem(job, workers))
-    check_plan_fits(chosen, job, workers, f"plan '{plan}'" if plan else "the plan")
+    check_plan_of_job(chosen, job, workers, f"plan '{plan}'" if plan else "the plan")
     return launch_workers(verify_worker, (job, chosen, device), workers=workers)[0]
 
 

@@ -265,7 +265,7 @@ class TrainedPart:
         if job.evaluate_every and step % job.evaluate_every == 0:
             evaluation = evaluate(pipe, job)
             self._records.evaluation(step, evaluation)
-            self._display.note(f"step {step}: {in_words(evaluation)}")
+            self._display.note(f"step {step}: {evaluation_in_words(evaluation)}")
             if job.follows_evaluations:
                 pipe.step_schedule(evaluation_row(step, evaluation)[job.optimizer.follows])
         if job.checkpoint_every and step % job.checkpoint_every == 0:
@@ -341,7 +341,9 @@ class TrainedPart:
 
     def _batches(self, step: int) -> Iterator[tuple[object, ...]]:
         """The batches of each step after ``step``; the lengths of single ones are noted."""
-        for number, batches in enumerate(steps_of(self._job, step, self._pipe.needs), step + 1):
+        for number, batches in enumerate(
+            batches_of_steps(self._job, step, self._pipe.needs), step + 1
+        ):
             own = self._pipe.lengths_of(batches[0]) if len(batches) == 1 else {}
             self._lengths[number] = own
             yield batches
@@ -412,7 +414,9 @@ def nothing_left(job: Job, start: int) -> str:
     return f"the data of job '{job.name}' end after {start} steps; give data for {job.steps}"
 
 
-def steps_of(job: Job, start: int, needs: BatchNeeds | None = None) -> Iterator[tuple[object, ...]]:
+def batches_of_steps(
+    job: Job, start: int, needs: BatchNeeds | None = None
+) -> Iterator[tuple[object, ...]]:
     """The batches of each remaining step of a run that has taken ``start`` steps.
 
     Of each they have what the rank ``needs``, if the data take part. A first step that is verified
@@ -439,7 +443,7 @@ def averaged(pipe: Pipeline, job: Job) -> AbstractContextManager[None]:
     return job.average.weights(pipe) if job.average is not None else nullcontext()
 
 
-def in_words(evaluation: Evaluation) -> str:
+def evaluation_in_words(evaluation: Evaluation) -> str:
     """``loss on held-out data 0.1234, accuracy 0.9876``."""
     metrics = "".join(f", {name} {value:.4f}" for name, value in evaluation.metrics.items())
     return f"loss on held-out data {evaluation.loss:.4f}{metrics}"

@@ -20,9 +20,9 @@ from penstock.runtime.processes.heartbeat import HEARTBEAT
 from penstock.runtime.processes.world import World
 from penstock.simulate.score import make_score
 from penstock.train.job import Job
-from penstock.train.plan_job import check_plan_fits, training_problem
+from penstock.train.plan_job import check_plan_of_job, training_problem
 from penstock.train.train_request import TrainRequest
-from penstock.train.training_loop import pipeline_of, steps_of
+from penstock.train.training_loop import batches_of_steps, pipeline_of
 
 TRIAL_STEPS, SETTLING_STEPS = 10, 2
 """Steps of a trial, and those at its start that are not measured."""
@@ -54,14 +54,14 @@ def plans_to_try(job: Job, request: TrainRequest, problem: PlanningProblem) -> l
     # Planners also look at plans of schedules that are not allowed, to start from.
     allowed = (plan for plan in seen if plan.schedule in problem.schedules)
     near = sorted((plan for plan in allowed if seen[plan] <= limit_s), key=lambda p: seen[p])
-    for kind in (division_of, kind_of):
+    for kind in (division_of, kind_of_plan):
         known = {fact for plan in found for fact in (kind(plan), f"{seen.get(plan, 0):.5g}")}
         for plan in near:
             own = {kind(plan), f"{seen[plan]:.5g}"}
             if len(found) == request.tries or own & known:
                 continue
             with suppress(BadInput):
-                check_plan_fits(plan, job, len(problem.cluster.devices), "a plan to try")
+                check_plan_of_job(plan, job, len(problem.cluster.devices), "a plan to try")
                 found.append(plan)
                 known |= own
     return found
@@ -73,7 +73,7 @@ def division_of(plan: Plan) -> object:
     return tuple(map(len, plan.device_groups)), plan.micro_batches, sharding
 
 
-def kind_of(plan: Plan) -> object:
+def kind_of_plan(plan: Plan) -> object:
     """The division of the work, and the order in which it is done."""
     order = (plan.schedule, len(plan.stages)) if len(plan.device_groups) > 1 else ()
     return division_of(plan), order
@@ -91,7 +91,7 @@ def seconds_of_trial(
     with kept_random_state(world.device):
         try:
             with pipeline_of(own, plan, device, timeout_s) as pipe:
-                batches = steps_of(own, 0, pipe.needs)
+                batches = batches_of_steps(own, 0, pipe.needs)
                 steps = starmap(pipe.step, batches)
                 if updates_per_batch(plan):
                     steps = pipe.stream(batch for (batch,) in batches)

@@ -192,7 +192,7 @@ def is_term(entry: Any) -> TypeGuard[tuple[float, LossFunction]]:
     return pair and isinstance(entry[0], int | float) and callable(entry[1])
 
 
-def as_function(loss: Loss | None) -> LossFunction | None:
+def loss_function(loss: Loss | None) -> LossFunction | None:
     """A loss as one function; a list of weighted terms becomes their sum."""
     if isinstance(loss, list | tuple):
         return WeightedLosses(loss)

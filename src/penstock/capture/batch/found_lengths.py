@@ -34,14 +34,14 @@ def find_dynamic(batches: Iterable[Batch], rows: RowsOf | None = None) -> Dynami
         )
     first = layouts[0]
     for number, layout in enumerate(layouts[1:], start=1):
-        check_alike(first, layout, number)
+        check_same_but_sizes(first, layout, number)
     sizes: dict[tuple[int, int], tuple[int, ...]] = {}
     for leaf, spec in enumerate(first.leaves):
         for dim in range(1, len(spec.shape)):  # also of what samples share, behind the samples
             found = tuple(layout.leaves[leaf].shape[dim] for layout in layouts)
             if len(set(found)) > 1:
                 sizes[leaf, dim] = found
-    names = names_of(first, sizes)
+    names = names_of_lengths(first, sizes)
     dynamic: dict[str | int | tuple[str | int, ...], dict[int, str]] = {}
     for leaf, path in enumerate(first.paths):
         front = first.leaves[leaf].in_front
@@ -51,7 +51,7 @@ def find_dynamic(batches: Iterable[Batch], rows: RowsOf | None = None) -> Dynami
     return dynamic
 
 
-def check_alike(first: BatchLayout, other: BatchLayout, number: int) -> None:
+def check_same_but_sizes(first: BatchLayout, other: BatchLayout, number: int) -> None:
     """Raise `BadInput` if batches differ in more than sizes."""
     pairs = list(zip(first.leaves, other.leaves, strict=False))
     if first.structure != other.structure or len(first.leaves) != len(other.leaves):
@@ -73,7 +73,7 @@ def leaves_text(leaves: Iterable[LeafSpec]) -> str:
     return ", ".join(leaf.name for leaf in leaves)
 
 
-def names_of(
+def names_of_lengths(
     layout: BatchLayout, sizes: dict[tuple[int, int], tuple[int, ...]]
 ) -> dict[tuple[int, ...], str]:
     """A name for each tuple of sizes; if there are several, that of the first tensor with it."""

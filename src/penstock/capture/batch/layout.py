@@ -15,7 +15,7 @@ from penstock.capture.batch.lengths import (
     Length,
     LengthPlaces,
     LengthsOf,
-    name_of,
+    length_name,
     named_lengths,
 )
 from penstock.capture.batch.part import Leaf, LeafKey
@@ -318,7 +318,7 @@ def with_lengths(layout: BatchLayout, dynamic: Dynamic) -> BatchLayout:
         leaves[index] = replace(
             leaf,
             varying=tuple(
-                (_checked_dimension(leaf, dim + leaf.in_front), numbers[name_of(named)])
+                (_checked_dimension(leaf, dim + leaf.in_front), numbers[length_name(named)])
                 for dim, named in dimensions.items()
             ),
         )

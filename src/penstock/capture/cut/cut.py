@@ -24,7 +24,7 @@ from penstock.capture.record.calls import RecordedCall
 from penstock.capture.record.example import Recorded
 from penstock.capture.record.model_and_loss import LOSS, UserProgram
 from penstock.capture.record.sizes import BatchSize, Formula, Size
-from penstock.capture.tensor_parts import bytes_of
+from penstock.capture.tensor_parts import value_bytes
 
 _COST_OF_UNORDERED_ROWS = 1 << 60
 
@@ -508,7 +508,7 @@ class Cut:
         found: list[ParameterUse] = []
         for held, is_buffer in ((tensors.parameters, False), (tensors.buffers, True)):
             for name, tensor in held.items():
-                size = bytes_of(tensor)
+                size = value_bytes(tensor)
                 own = sorted(users.get(name) or (every if is_buffer else {0}))
                 found.append(ParameterUse(name, tuple(own), size, tensor.requires_grad, is_buffer))
         return tuple(found)

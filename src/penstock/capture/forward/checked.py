@@ -41,7 +41,7 @@ def checked(
             with again.active():
                 return call()
         finally:
-            compare(record, again.record)
+            compare_calls(record, again.record)
             for kind, given in functions.items():
                 with stage.aside():
                     check_gradients(kind, *given)
@@ -90,7 +90,7 @@ def without_history(argument: Any) -> Any:
     return argument.detach().clone().requires_grad_(argument.requires_grad)
 
 
-def compare(record: ProgramRecord, again: ProgramRecord) -> None:
+def compare_calls(record: ProgramRecord, again: ProgramRecord) -> None:
     """Raise `PathChanged` if the calls of the record are not made in order, up to a stage's end.
 
     More calls of functions may be made, by hooks that the user has registered since.
@@ -101,9 +101,9 @@ def compare(record: ProgramRecord, again: ProgramRecord) -> None:
         if event.address == expected:
             place += 1
         elif event.is_unit:
-            there = in_words(expected) if expected is not None else "nothing more"
+            there = call_in_words(expected) if expected is not None else "nothing more"
             raise PathChanged(
-                f"{in_words(event.address)} is called where the example called {there}"
+                f"{call_in_words(event.address)} is called where the example called {there}"
             )
 
 
@@ -119,7 +119,7 @@ def dependent_calls(record: ProgramRecord) -> list[RecordedCall]:
     ]
 
 
-def in_words(address: Address) -> str:
+def call_in_words(address: Address) -> str:
     """A call for messages."""
     if len(address) == 2:
         return f"'{address[0]}'"

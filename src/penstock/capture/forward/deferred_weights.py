@@ -82,7 +82,7 @@ class DeferredGradients:
         sums: dict[nn.Parameter, torch.Tensor] = {}
         for product in self.products:
             if product.gradient is not None:
-                finish(product, product.gradient, sums)
+                add_product(product, product.gradient, sums)
         self.products.clear()
         if sums:
             torch.autograd.backward(list(sums), list(sums.values()))
@@ -120,7 +120,7 @@ def add_to(
     sums[parameter] = gradient if before is None else before.add_(gradient)
 
 
-def finish(
+def add_product(
     product: Product, gradient: torch.Tensor, sums: dict[nn.Parameter, torch.Tensor]
 ) -> None:
     """Multiply and add directly to the gradients, or to ``sums`` if hooks must run."""

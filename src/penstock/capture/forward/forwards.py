@@ -41,7 +41,7 @@ class Forwards:
     def __init__(self, task: StageTask) -> None:
         self._program = task.program
         self._replaced: dict[str, ReplacedForward] = {}
-        self._containers = list(modules_between(task))
+        self._containers = list(roles_between(task))
 
     def add(
         self,
@@ -104,7 +104,7 @@ class Forwards:
             put(place, value)
 
 
-def modules_between(task: StageTask) -> Iterator[tuple[dict[str, Any], str, str]]:
+def roles_between(task: StageTask) -> Iterator[tuple[dict[str, Any], str, str]]:
     """Modules between units: whether their calls are the stage's, another's, or of both."""
     part, record = task.part, task.record
     for path in record.between:

@@ -11,7 +11,7 @@ from penstock.capture.record.model_state import Place
 from penstock.torch_internals import forward_hooks, own_buffers
 
 
-class Held:
+class HeldTensors:
     """Parameters and buffers of the model that are a stage's.
 
     ``alone``: parameters that the stage does not hold may be here, since other stages run in this
@@ -75,7 +75,7 @@ class Held:
         return before
 
 
-def put_back(before: Sequence[tuple[Place, Any]]) -> None:
+def undo_exchange(before: Sequence[tuple[Place, Any]]) -> None:
     """Put back what `Held.exchange` has returned."""
     for place, value in reversed(before):  # a module may be there under two names
         place[0][place[1]] = value

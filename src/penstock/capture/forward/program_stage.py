@@ -19,14 +19,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from penstock.capture.forward.forwards import Forwards, ReplacedForward
-from penstock.capture.forward.held import Held, put_back
+from penstock.capture.forward.held import HeldTensors, undo_exchange
 from penstock.capture.forward.kept_state import KeptState
 from penstock.capture.forward.partial_forward import StageRun, StageTask
-from penstock.capture.forward.random_streams import in_stream, restore, seeded
+from penstock.capture.forward.random_streams import in_stream, restore_generators_of, seeded
 from penstock.capture.forward.run_state import RunState
 from penstock.capture.forward.unit_calls import UnitCall, unit_calls
 from penstock.capture.forward.watched import find_watched, whole_loss
-from penstock.capture.forward.whole_blocks import blocks_left_out, blocks_of_its_own, numbers_in
+from penstock.capture.forward.whole_blocks import blocks_left_out, blocks_of_its_own, events_in
 from penstock.capture.loss.loss_parts import measured, target_count, weighed
 from penstock.capture.loss.loss_path import OtherPath, PathGuard
 from penstock.capture.record.absent import (
@@ -145,8 +145,8 @@ class _Shapes:
 class ProgramStage:
     """Runner of a part of a recorded program on the user's own modules.
 
-    ``alone`` is that of `Held`. With ``counts_targets`` a run counts them, instead of weighing the
-    calls of the loss.
+    ``alone`` is that of `HeldTensors`. With ``counts_targets`` a run counts them, instead of
+    weighing the calls of the loss.
     """
 
     on_begin: Callable[[], None] | None = None
@@ -172,13 +172,13 @@ class ProgramStage:
         """Paths of blocks that are this stage's whole, and run as if they were units."""
         for blocks in (left_out | own_blocks).values():
             self._watched = self._watched.without(
-                self._record.events[number].address for number in numbers_in(blocks)
+                self._record.events[number].address for number in events_in(blocks)
             )
         self._mode, self._modes_before = _Watch(self, self._watched.names), 0
         self._forwards = Forwards(task)
         self._expected, self._may_vary = 0, False
         self._add_forwards(unit_calls(task, self._watched, left_out, own_blocks))
-        self.held = Held(task, alone=alone)
+        self.held = HeldTensors(task, alone=alone)
         self.state = RunState(task, kept, self.held.buffers_elsewhere)
         self._shapes = _Shapes(task.recorded.sizes, BatchSize(1))
         self.now = _NO_PROGRESS
@@ -214,7 +214,7 @@ class ProgramStage:
 
     def hold(self, *, alone: bool) -> None:
         """Decide again which parameters are exchanged, since others' have been released."""
-        self.held = Held(self.task, alone=alone)
+        self.held = HeldTensors(self.task, alone=alone)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -518,9 +518,9 @@ class ProgramStage:
                 torch.set_grad_enabled(with_grad)
             if self.state.is_any:
                 self.state.leave(now.run.context, after)
-            put_back(exchanged)
+            undo_exchange(exchanged)
             self._forwards.restore(muted)
-            restore(generators)
+            restore_generators_of(generators)
         return result
 
     def _surroundings(self) -> AbstractContextManager[object]:

@@ -37,7 +37,7 @@ def seeded(task: StageTask, run: StageRun) -> Generators | None:
     return before
 
 
-def restore(before: Generators | None) -> None:
+def restore_generators_of(before: Generators | None) -> None:
     """Restore what `seeded` has returned."""
     if before is not None:
         restore_random_state(device_in_use(), before[0])

@@ -12,7 +12,7 @@ from penstock.capture.record.example import Recorded
 from penstock.errors import BadInput
 
 
-def part_of(
+def program_part(
     recorded: Recorded,
     cut: Cut,
     crossings: Sequence[LayerCrossing],
@@ -87,10 +87,10 @@ def leaves_of_part(
         wanted |= {n for n, own in recorded.parts.actions.items() if own}
     makers = {record.values[value].maker for value in outputs}
     returned = frozenset(leaf for maker in makers for leaf in record.events[maker].leaves)
-    return leaves_behind(record, {*(wanted & needs.events), *makers}) | returned
+    return leaves_read_by(record, {*(wanted & needs.events), *makers}) | returned
 
 
-def leaves_behind(record: ProgramRecord, events: Iterable[int]) -> frozenset[int]:
+def leaves_read_by(record: ProgramRecord, events: Iterable[int]) -> frozenset[int]:
     """The leaves of the batch from which calls, and what they read of the batch, are made."""
     todo, done, found = list(events), set[int](), set[int]()
     while todo:

@@ -37,7 +37,7 @@ def can_be_left_out(task: StageTask, watched: Watched, block: BlockCall) -> bool
     overlaps = block.last > part.first and block.first < part.last
     if not block.closed or (overlaps and not task.probes):
         return False
-    inside = {record.events[number].address for number in numbers_in([block])}
+    inside = {record.events[number].address for number in events_in([block])}
     if inside & task.actions_of.keys() or not hides_only(task, watched, block, part.received):
         return False
     return not any(
@@ -54,7 +54,7 @@ def can_run_whole(task: StageTask, watched: Watched, block: BlockCall) -> bool:
         return False  # what is sent is taken inside of the module's call
     if block.first < part.first or block.last > part.last:
         return False
-    events = [record.events[number] for number in numbers_in([block])]
+    events = [record.events[number] for number in events_in([block])]
     if task.draws_in_all and any(event.random for event in events):
         return False
     units = [event.address for event in events if event.is_unit]
@@ -69,7 +69,7 @@ def hides_only(
     task: StageTask, watched: Watched, block: BlockCall, crossing: Mapping[int, Any]
 ) -> bool:
     """Return whether only the block's result crosses, and no later place is renumbered."""
-    record, inside = task.record, numbers_in([block])
+    record, inside = task.record, events_in([block])
     results = {made.what for made in block.template if made.kind == "made"}
     if any(record.values[v].maker in inside and v not in results for v in crossing):
         return False
@@ -94,12 +94,12 @@ def whole_blocks(
     }
 
 
-def numbers_in(blocks: Iterable[BlockCall]) -> set[int]:
+def events_in(blocks: Iterable[BlockCall]) -> set[int]:
     """The events within these calls of blocks."""
     return {number for block in blocks for number in range(block.first, block.last)}
 
 
 def units_in(record: ProgramRecord, blocks: Iterable[BlockCall]) -> Counter[str]:
     """Count the calls of units within these calls of blocks."""
-    events = (record.events[number] for number in numbers_in(blocks))
+    events = (record.events[number] for number in events_in(blocks))
     return Counter(event.address[0] for event in events if event.is_unit)

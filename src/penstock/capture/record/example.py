@@ -50,7 +50,11 @@ from penstock.capture.record.model_state import (
     plain_state,
     same_value,
 )
-from penstock.capture.record.other_batches import other_lengths, parts_of, resized
+from penstock.capture.record.other_batches import (
+    example_at_lengths,
+    other_lengths,
+    other_row_counts,
+)
 from penstock.capture.record.outside_state import (
     Globals,
     changed_name,
@@ -171,7 +175,7 @@ def record_program(
     check_model(program)
     fresh = partial(Attempt, granularity, training, with_loss)
     attempt = fresh()
-    device = device_of(program)
+    device = device_of_model(program)
     jointly = False
     with _undisturbed(program, device):
         for _ in range(_MOST_ATTEMPTS):
@@ -192,7 +196,7 @@ def record_program(
     )
 
 
-def device_of(program: UserProgram) -> torch.device:
+def device_of_model(program: UserProgram) -> torch.device:
     """The device of the model's tensors; the CPU for models without values."""
     for _, tensor in (*program.named_parameters(), *program.named_buffers()):
         if not tensor.is_meta and type(tensor) is not Absent:
@@ -233,7 +237,7 @@ class _Recorder:
         size, layout = self._runs.size, self._program.call.layout
         first, again = self._twice()
         records, batches = [first.record], [size]
-        for rows in parts_of(size.samples):
+        for rows in other_row_counts(size.samples):
             batches.append(BatchSize(len(rows), size.lengths))
             records.append(self._runs.once([leaf[rows] for leaf in self._runs.leaves], batches[-1]))
         by_samples = records[1:]
@@ -241,7 +245,7 @@ class _Recorder:
             other = BatchSize(size.samples, lengths)
             try:
                 own = self._runs.once(
-                    resized(layout, self._runs.leaves, lengths), other, must_run=must_run
+                    example_at_lengths(layout, self._runs.leaves, lengths), other, must_run=must_run
                 )
             except NotThere:
                 continue
@@ -306,7 +310,9 @@ class _Recorder:
             found: list[list[str]] = []
             for factor in _OTHER_ANSWERS:
                 # Each has a factor of its own, since a quotient of two must change.
-                answers = {e.address: partial(changed, factor + n) for n, e in enumerate(some)}
+                answers = {
+                    e.address: partial(scaled_answer, factor + n) for n, e in enumerate(some)
+                }
                 outcome = self._outcome(values, answers)
                 found += [outcome] if outcome is not None else []
             return not found or any(outcome != plain for outcome in found)
@@ -338,7 +344,7 @@ class _Recorder:
             record, value = recording.record, recording.tensors.current.get(loss)
             behind = record.behind([] if value is None else [record.values[value].maker])
             found.append(f"{float(loss.detach()):.5g}")
-            found += [numbers_of(record.events[number]) for number in sorted(behind)]
+            found += [call_and_numbers(record.events[number]) for number in sorted(behind)]
         return found
 
     def _close_where_values_skip(
@@ -430,7 +436,7 @@ class _Recorder:
 
     def _shapes_at(self, lengths: tuple[int, ...]) -> dict[Any, tuple[int, ...]]:
         """The shapes of all values at other lengths, by address and slot."""
-        leaves = resized(self._program.call.layout, self._runs.leaves, lengths)
+        leaves = example_at_lengths(self._program.call.layout, self._runs.leaves, lengths)
         with _undisturbed(self._program, self._runs.device):
             try:
                 found = self._runs.once(leaves, BatchSize(self._runs.size.samples, lengths))
@@ -635,14 +641,14 @@ def check_strangers(record: ProgramRecord, loss: int) -> None:
             )
 
 
-def changed(factor: float, answer: Any) -> Any:
+def scaled_answer(factor: float, answer: Any) -> Any:
     """A number, or all in a list or array, times ``factor``; whole numbers become at least 1."""
     if isinstance(answer, list):
-        return [changed(factor, own) for own in answer]
+        return [scaled_answer(factor, own) for own in answer]
     return max(1, round(answer * factor)) if isinstance(answer, int) else answer * factor
 
 
-def numbers_of(event: RecordedCall) -> str:
+def call_and_numbers(event: RecordedCall) -> str:
     """A call, and the plain numbers that it was given."""
     leaves = pytree.tree_leaves(event.args)
     return repr((event.address, [own for own in leaves if isinstance(own, int | float)]))

@@ -10,7 +10,7 @@ import torch
 
 from penstock.capture.record.absent import Absent, NeedsValues, UnknownSize
 from penstock.capture.record.calls import ProgramRecord
-from penstock.capture.record.failures import does_not_run, first_line, innermost_module
+from penstock.capture.record.failures import does_not_run, first_line_of_error, innermost_module
 from penstock.capture.record.model_and_loss import Returned, UserProgram
 from penstock.capture.record.recording import Recording
 from penstock.capture.record.sizes import BatchSize
@@ -198,7 +198,7 @@ class ExampleRuns:
         if not attempt.with_values and not self._is_on_meta:
             path = innermost_module(error.__traceback__, program)
             if path is not None and path not in attempt.closed and path not in attempt.opened:
-                attempt.closed[path] = first_line(error)
+                attempt.closed[path] = first_line_of_error(error)
                 raise Again from error
             attempt.give_values()
             attempt.failure = error

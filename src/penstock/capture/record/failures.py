@@ -23,7 +23,7 @@ def does_not_run(
 ) -> CaptureFailed:
     """The error to raise where a batch of ``size`` failed; the user's has the size ``example``."""
     name, layout = type(program.model).__name__, program.call.layout
-    text, where = first_line(error), line_of(error.__traceback__)
+    text, where = first_line_of_error(error), line_of(error.__traceback__)
     what = f"{type(error).__name__}{f' at {where}' if where else ''}: {text.rstrip('.')}"
     if size.samples != example.samples:
         several = any(leaf.rows > 1 for leaf in layout.leaves)
@@ -64,7 +64,7 @@ def only_whole(program: UserProgram, error: BaseException) -> CaptureFailed:
     return CaptureFailed(
         f"{type(program.model).__name__} cannot be cut into stages: {type(error).__name__}"
         f"{f' at {where}' if where else ''}, where a tensor is of another stage: "
-        f"{first_line(error).rstrip('.')}; move the line into a module of its own, "
+        f"{first_line_of_error(error).rstrip('.')}; move the line into a module of its own, "
         f"which is run whole"
     )
 
@@ -93,7 +93,7 @@ def check_model(program: UserProgram) -> None:
         )
 
 
-def first_line(error: BaseException) -> str:
+def first_line_of_error(error: BaseException) -> str:
     """The first line of an error's message, cut to 300 characters."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:300] if lines else "no message"

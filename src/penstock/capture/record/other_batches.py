@@ -8,7 +8,7 @@ from penstock.capture.batch.layout import BatchLayout
 from penstock.capture.batch.lengths import LengthsOf
 
 
-def parts_of(samples: int) -> list[list[int]]:
+def other_row_counts(samples: int) -> list[list[int]]:
     """Rows of two other batches: with one sample less, or more where norms could not take less."""
     if samples > 2:
         return [list(range(samples - 1)), list(range(1, samples))]
@@ -38,7 +38,7 @@ def other_lengths(
             yield tuple(half if i == number else n for i, n in enumerate(example)), False
 
 
-def resized(
+def example_at_lengths(
     layout: BatchLayout, leaves: Sequence[torch.Tensor], lengths: LengthsOf
 ) -> list[torch.Tensor]:
     """The example at other lengths: its first entries, repeated if there are too few."""

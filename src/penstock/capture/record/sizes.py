@@ -324,7 +324,7 @@ def fitted(batches: Sequence[BatchSize], sizes: Sequence[int]) -> Formula | None
     """
     if len(set(sizes)) == 1:
         return Formula((((), sizes[0]),))
-    for products in candidates(len(batches[0].numbers)):
+    for products in products_of_sizes(len(batches[0].numbers)):
         rows = [[Fraction(prod(b.numbers[i] for i in w)) for w in products] for b in batches]
         factors = solved(rows, sizes)
         if factors is not None:
@@ -333,7 +333,7 @@ def fitted(batches: Sequence[BatchSize], sizes: Sequence[int]) -> Formula | None
     return None
 
 
-def candidates(numbers: int) -> Iterator[tuple[tuple[int, ...], ...]]:
+def products_of_sizes(numbers: int) -> Iterator[tuple[tuple[int, ...], ...]]:
     """Sets of one or two products, the simplest first."""
     single = [(i,) for i in range(numbers)]
     double = list(combinations_with_replacement(range(numbers), 2))

@@ -27,10 +27,10 @@ def read_device_map(path: Path, profile: ModelProfile, options: LayoutOptions) -
     document = parse_json(read_text(path, "device map"), path, "device map")
     if not isinstance(document, dict) or not document:
         raise BadInput(f'{path} is no table of modules, such as {{"model.layers.0": 0}}')
-    devices = {name: number_of(place, name, path) for name, place in document.items()}
+    devices = {name: device_number(place, name, path) for name, place in document.items()}
     found: list[int] = []
     for layer in profile.layers:
-        device = device_of(layer.name, devices)
+        device = device_of_layer(layer.name, devices)
         if device is None and not found:
             raise BadInput(f"{path} has no device for layer '{layer.name}'; name its module there")
         # The model's own code outside modules, and the loss, run where the layer before them does.
@@ -46,7 +46,7 @@ def read_device_map(path: Path, profile: ModelProfile, options: LayoutOptions) -
     return PipelineLayout(tuple(stages), placed, 1, 0 if options.micro_batch else 1, 0, schedule)
 
 
-def number_of(place: object, name: str, path: Path) -> int:
+def device_number(place: object, name: str, path: Path) -> int:
     """The number of a device."""
     match = DEVICE.fullmatch(str(place))
     if match is None:
@@ -57,7 +57,7 @@ def number_of(place: object, name: str, path: Path) -> int:
     return int(match[1])
 
 
-def device_of(layer: str, devices: Mapping[str, int]) -> int | None:
+def device_of_layer(layer: str, devices: Mapping[str, int]) -> int | None:
     """The device of the longest name that a layer is in or below."""
     parts = re.sub(r"#\d+$", "", layer).split(".")
     names = (".".join(parts[:length]) for length in range(len(parts), -1, -1))

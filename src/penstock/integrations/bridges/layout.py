@@ -112,7 +112,7 @@ def plan_of_layout(layout: PipelineLayout, options: LayoutOptions) -> Plan:
     round after round.
     """
     replicas = options.replicas or layout.replicas or 1
-    micro_batches, size = batches_of(layout, options, replicas)
+    micro_batches, size = micro_batches_of(layout, options, replicas)
     if size % replicas:
         raise BadInput(
             f"a micro-batch of {size} samples cannot be divided among {replicas} replicas; give "
@@ -137,7 +137,9 @@ def plan_of_layout(layout: PipelineLayout, options: LayoutOptions) -> Plan:
     return plan
 
 
-def batches_of(layout: PipelineLayout, options: LayoutOptions, replicas: int) -> tuple[int, int]:
+def micro_batches_of(
+    layout: PipelineLayout, options: LayoutOptions, replicas: int
+) -> tuple[int, int]:
     """The number of micro-batches, and the samples of one over all replicas."""
     size = options.micro_batch or layout.rows * replicas
     batch, many = options.batch or 0, layout.micro_batches

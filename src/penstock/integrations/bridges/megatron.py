@@ -86,10 +86,10 @@ def read_megatron_arguments(
     path: Path, profile: ModelProfile, options: LayoutOptions
 ) -> PipelineLayout:
     """The layout in a file of Megatron-LM's arguments, or of the layout string alone."""
-    found = arguments_in(path)
+    found = layout_arguments(path)
     layers = ["".join(stage) for stage in unrolled(found[LAYOUT], path).split("|")]
     check_letters(layers, path)
-    numbers = {name: number_of(found, name, path) for name in NUMBERS}
+    numbers = {name: number_argument(found, name, path) for name in NUMBERS}
     first, last = transformer_blocks(module_chain(profile), profile)
     counts = [stage.count("t") for stage in layers]
     for count, source in ((sum(counts), "the layout"), (numbers["num-layers"], "--num-layers")):
@@ -116,7 +116,7 @@ def read_megatron_arguments(
     )
 
 
-def arguments_in(path: Path) -> dict[str, str]:
+def layout_arguments(path: Path) -> dict[str, str]:
     """The arguments of a file that a layout has; a text without any is the layout itself."""
     text = read_text(path, "layout")
     try:
@@ -139,7 +139,7 @@ def arguments_in(path: Path) -> dict[str, str]:
     return found
 
 
-def number_of(found: dict[str, str], name: str, path: Path) -> int:
+def number_argument(found: dict[str, str], name: str, path: Path) -> int:
     """The number that an argument has; 0 where it is not given."""
     text = found.get(name, "0")
     if not re.fullmatch(r"\d{1,9}", text) or (name in found and int(text) < 1):

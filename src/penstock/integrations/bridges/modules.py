@@ -67,10 +67,10 @@ class NamedPlan:
         return self.layout.group_size if costs is not None and costs.experts else 1
 
 
-def module_of(layer: str) -> str:
+def module_of_layer(layer: str) -> str:
     """The module that holds a layer: its block, if it is in one.
 
-    >>> module_of("transformer.h.3.mlp"), module_of("lm_head#2")
+    >>> module_of_layer("transformer.h.3.mlp"), module_of_layer("lm_head#2")
     ('transformer.h.3', 'lm_head')
     """
     parts = re.sub(r"#\d+$", "", layer).split(".")
@@ -87,7 +87,7 @@ def module_chain(profile: ModelProfile) -> tuple[ModuleLayers, ...]:
     """The modules that compute a profile's layers, in order, without the loss."""
     modules: list[ModuleLayers] = []
     for index, layer in enumerate(profile.layers):
-        name = module_of(layer.name)
+        name = module_of_layer(layer.name)
         if name == LOSS and index == len(profile.layers) - 1:
             continue
         start = modules.pop().layers.start if modules and modules[-1].name == name else index
@@ -124,7 +124,7 @@ def with_light_modules(names: Sequence[str], joined: Mapping[str, str]) -> dict[
             listed[before] += missing
         latest[container] = name
     for light, layer in joined.items():
-        name = module_of(layer)
+        name = module_of_layer(layer)
         if name not in listed:
             raise BadInput(
                 f"module '{light}' is to join '{name}', which is no module of the profile; it has "
@@ -225,7 +225,7 @@ def stages_of_starts(starts: Sequence[str], profile: ModelProfile, path: Path) -
     for start in starts:
         first = next((i for i, name in enumerate(names) if is_within(name, start)), None)
         if first is None:
-            near = get_close_matches(start, [module_of(name) for name in names], n=1)
+            near = get_close_matches(start, [module_of_layer(name) for name in names], n=1)
             hint = f"did you mean '{near[0]}'?" if near else f"it begins with '{names[0]}'"
             raise BadInput(f"{path}: profile '{profile.name}' has no module '{start}'; {hint}")
         if first <= bounds[-1]:

@@ -166,7 +166,9 @@ def read_csv(path: Path) -> Schedule:
     rows = csv.reader(io.StringIO(read_text(path, "schedule")))
     try:
         for number, row in enumerate(rows, start=1):
-            orders.append([action for cell in row for action in actions_of(cell, path, number)])
+            orders.append(
+                [action for cell in row for action in actions_in_cell(cell, path, number)]
+            )
     except csv.Error as error:
         raise BadInput(f"schedule '{path}' is no CSV file: {error}; write it again") from None
     if not orders or not all(orders):
@@ -178,7 +180,7 @@ def read_csv(path: Path) -> Schedule:
     return schedule_from_actions(orders)
 
 
-def actions_of(cell: str, path: Path, line: int) -> list[Action]:
+def actions_in_cell(cell: str, path: Path, line: int) -> list[Action]:
     """The actions of a cell: none for a wait or a message, two for an overlapped pair."""
     text = cell.strip()
     if not text or NO_WORK.fullmatch(text):

@@ -215,7 +215,7 @@ class PipelineTrainer(Trainer):
         with kept_random_state(self.args.device):
             loader: Any = getattr(train_dataloader, "base_dataloader", train_dataloader)
             examples = [self.batch_of(batch) for batch in islice(loader, EXAMPLES)]
-        batch = max(examples, key=size_of)
+        batch = max(examples, key=samples_in_batch)
         own = type(model).forward
 
         def forward(module: nn.Module, **inputs: Any) -> dict[str, Any]:
@@ -365,7 +365,7 @@ def arguments_in(arguments: Iterable[Any], others: Mapping[str, Any]) -> Any:
     return next((each for each in every if isinstance(each, TrainingArguments)), None)
 
 
-def size_of(batch: Mapping[str, Any]) -> int:
+def samples_in_batch(batch: Mapping[str, Any]) -> int:
     return sum(value.numel() for value in batch.values() if isinstance(value, torch.Tensor))
 
 
