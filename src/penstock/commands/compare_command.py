@@ -74,10 +74,10 @@ def compare(
         values["why"] = shown.reasons_of(lines)
     terminal.save(values, out)
     terminal.save_csv((line.to_json(with_explanation=False) for line in lines), csv)
-    words = shown.explained(lines) if explain else []
+    words = shown.explained_comparison(lines) if explain else []
     terminal.show(values, *shown.parts(lines, ways), *words)
     if picture:
-        shown.draw(picture, lines, problem)
+        shown.draw_comparison(picture, lines, problem)
         terminal.note(f"wrote {picture}")
 
 
