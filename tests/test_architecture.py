@@ -94,7 +94,7 @@ READS_THE_CLOCK = {SOURCE / "advice" / "plan_pipeline.py"}
 INTERNALS = SOURCE / "torch_internals.py"
 
 PRIVATE_OF_OTHERS = {
-    *("_exit", "_getframe", "_fields"),
+    *("_exit", "_getframe", "_fields", "_replace"),
     *("_forkserver", "_forkserver_pid", "_preload_modules"),
     "_init_weights",
     *("_accelerator_connector", "_should_accumulate"),
