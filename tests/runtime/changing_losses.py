@@ -231,7 +231,7 @@ def differences(
             yield from off(f"loss of step {step}", pipe.step(batch).loss, loss.item())
         for own, parameter in pipe.named_parameters():
             yield from off(own, parameter, reference.get_parameter(own))
-        count = len(pipe._engine.kinds)
+        count = len(pipe._engine.kinds.graphs)
         if count != (case.kinds if kinds is None else kinds):
             yield f"{count} kinds of batches"
 

@@ -39,7 +39,7 @@ class BatchReading:
     def needs(self) -> BatchNeeds:
         """The parts of every batch that this rank reads (BadInput if there are several kinds)."""
         engine, programs = self._engine, self._engine.stages.programs
-        if len(engine.kinds) > 1:
+        if len(engine.kinds.graphs) > 1:
             raise BadInput(
                 "a model with other_examples needs whole batches, since a part does not show of "
                 "which kind it is; give them on every rank"
@@ -90,7 +90,7 @@ class BatchReading:
 
     def _of_kind(self, batch: Batch) -> LayerGraph:
         """The graph for batches like this one."""
-        kinds = self._engine.kinds
+        kinds = self._engine.kinds.graphs
         return kinds[kind_of(kinds[0], batch)]
 
     def lengths_of(self, batch: Batch) -> dict[str, int]:

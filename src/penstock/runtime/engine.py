@@ -20,7 +20,6 @@ from penstock.capture.contract import Batch
 from penstock.capture.forward.call import casts_kept
 from penstock.capture.forward.restored import kept_attributes, kept_buffers
 from penstock.capture.forward.stage_module import StageProgram
-from penstock.capture.kinds import kind_of
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.record.elsewhere import StateLoads, refuse_foreign_values
 from penstock.device import keep_freed_memory, without_nested_tensors
@@ -28,6 +27,7 @@ from penstock.errors import BadInput, RunFailed
 from penstock.plan.ordering import schedule_refusal, updates_per_batch
 from penstock.plan.plan import Plan
 from penstock.plan.side_by_side import pipelines_in
+from penstock.runtime.batch_kinds import BatchKinds
 from penstock.runtime.clock import clock_for
 from penstock.runtime.gradients.buckets import GradientBuckets, make_groups, stages_of_parameters
 from penstock.runtime.holdings import Holdings, share_attributes
@@ -38,7 +38,7 @@ from penstock.runtime.processes.heartbeat import BUILT, HEARTBEAT
 from penstock.runtime.processes.world import World
 from penstock.runtime.program import Place, RankStages, places_of
 from penstock.runtime.replica_check import ReplicaCheck
-from penstock.runtime.stage.batch_norm import SynchronisedBatchNorm, uses_batch_norm
+from penstock.runtime.stage.batch_norm import BatchNorms, groups_with_batch_norm, uses_batch_norm
 from penstock.runtime.stage.building import runner_of, stages_of
 from penstock.runtime.stage.compiled_call import StageCompiler
 from penstock.runtime.stage.parameter_shards import ParameterShards
@@ -66,10 +66,8 @@ class Engine:
     ``programs`` are the stages' programs. A rank that the plan does not use has none and only takes
     part in exchanges. ``metrics`` are computed in every iteration. ``also_crossed`` are boundary
     tensors of other graphs that will run over the same connections, for each kind of batch.
-    ``kinds`` are the graphs of all kinds, ``paths`` also those of evaluation mode, and ``graph``
-    and ``stages`` those of kind number ``kind``, which runs. ``pipelines`` are the ranks of each,
-    where several train alone (`penstock.runtime.update.local_sgd`), and ``pipeline`` is the number
-    of this rank's.
+    ``pipelines`` are the ranks of each, where several train alone
+    (`penstock.runtime.update.local_sgd`).
     """
 
     def __init__(
@@ -84,19 +82,14 @@ class Engine:
         compiler: StageCompiler | None = None,
     ) -> None:
         keep_freed_memory(world.device)
-        self.graph, self.plan, self.world = graph, plan, world
-        self.kinds, self.kind, self.trains = graph.kinds, 0, True
-        own = (kind.in_evaluation for kind in self.kinds)
-        self.paths = [*self.kinds, *filter(None, own)]
-        for path in self.paths:
+        self.kinds, self.plan, self.world = BatchKinds(graph), plan, world
+        for path in self.kinds.paths:
             path.state.undoes = not updates_per_batch(plan)
         self._sizes_run = set[tuple[int, tuple[int, ...]]]()
         self.places = places_of(plan, world.rank)
         self.pipelines = pipelines_in(plan) if options.update.meet_every else ()
-        self.pipeline = self.places[0].replica if self.pipelines and self.places else 0
         self.metrics = metrics
         self.autocast_dtype = options.autocast
-        self._gradient_dtype = options.update.gradient_dtype
         place = max(plan.device_of(world.rank), 0)
         self.random = RandomStream(world.device, options.update.seed, place)
         self._closed = self._released = False
@@ -117,7 +110,17 @@ class Engine:
         also_crossed: Sequence[Sequence[BoundaryTensors]],
         compiler: StageCompiler | None,
     ) -> None:
-        """Make all that connects this rank with the others, and its stages."""
+        """Connect this rank with the others, and make its stages.
+
+        Each needs what is before it:
+
+            shards                    tensors are divided before anything refers to them
+            held, replicas            this rank's tensors, and who holds the same
+            groups                    of ranks that sum gradients, or statistics of batch norms
+            transport                 room for every message that any kind of batch sends
+            numbers, buckets          what is summed in a step, by transport or groups
+            kinds                     runners of the stages, which start the sums of the buckets
+        """
         graph, plan, world = self.graph, self.plan, self.world
         self._abort.callback(world.abandon_gpus)
         # It imports DTensors, which take seconds and launchers never need.
@@ -142,21 +145,21 @@ class Engine:
         device_groups = () if plan.tensor_groups else plan.device_groups
         self.groups = make_groups(world, [*holder_sets, *device_groups])
         others = world.all_succeed(
-            lambda: [stages_of(kind, plan, world.rank) for kind in self.paths[1:]]
+            lambda: [stages_of(kind, plan, world.rank) for kind in self.kinds.paths[1:]]
         )
         every = [programs, *others]
-        normed = self._groups_with_batch_norm(every)
+        normed = groups_with_batch_norm(plan, world, self.places, every)
         if normed and self.pipelines:
             raise BadInput(
                 "batch normalisation exchanges statistics over replicas in every micro-batch, and "
                 "does not work with meet_every; use another norm, such as GroupNorm"
             )
-        self._norm_groups = make_groups(world, normed)
-        boundaries = [boundaries_of(kind, plan) for kind in self.paths]
+        self._norms = BatchNorms(plan, make_groups(world, normed))
+        boundaries = [boundaries_of(kind, plan) for kind in self.kinds.paths]
         also = [*also_crossed, *[()] * (len(boundaries) - len(also_crossed))]
         of_kinds = [
             messages_by_rank(plan, world.size, own, more, kind.largest_lengths)
-            for kind, own, more in zip(self.paths, boundaries, also, strict=True)
+            for kind, own, more in zip(self.kinds.paths, boundaries, also, strict=True)
         ]
         ever = [list(chain(*sent)) for sent in zip(*of_kinds, strict=True)]
         self.transport = open_transport(world, options.safety.transport, ever)
@@ -172,8 +175,8 @@ class Engine:
             other_path=lambda: self.graph.state.other_path,
             loads=self._loads,
         )
-        self.buckets = self._buckets(programs)
-        for let_go in (self.buckets.close, self.groups.clear, self._norm_groups.clear):
+        self.buckets = self._buckets(programs, options.update.gradient_dtype)
+        for let_go in (self.buckets.close, self.groups.clear, self._norms.groups.clear):
             self.disconnect.callback(let_go)
         if self.transport is not None:
             self.transport.share_sums([b for b in self.buckets.shared if b.values is None])
@@ -181,32 +184,30 @@ class Engine:
         runners = world.all_succeed(
             lambda: [
                 {p.stage: self._runner(kind, p, own[p.stage], compiler) for p in self.places}
-                for kind, own in zip(self.paths, every, strict=True)
+                for kind, own in zip(self.kinds.paths, every, strict=True)
             ]
         )
-        self._stages = {
-            id(path): self.stages_with(own, programs, made, self.metrics)
-            for path, own, programs, made in zip(
-                self.paths, boundaries, every, runners, strict=True
-            )
-        }
-        self.stages = self._stages[id(graph)]
+        given = zip(boundaries, every, runners, strict=True)
+        self.kinds.give_stages([self.stages_with(*own, self.metrics) for own in given])
 
-    def _groups_with_batch_norm(
-        self, every: Sequence[Mapping[int, StageProgram]]
-    ) -> list[tuple[int, ...]]:
-        """The device groups of several ranks whose stages normalise over the batch."""
-        groups = self.plan.device_groups
-        if self.plan.tensor_groups or all(len(devices) == 1 for devices in groups):
-            return []
-        own = [
-            place.group
-            for place in self.places
-            if any(uses_batch_norm(programs[place.stage].module) for programs in every)
-        ]
-        return [groups[group] for found in self.world.all_gather(own) for group in found]
+    @property
+    def graph(self) -> LayerGraph:
+        """The graph of the kind of batches that runs."""
+        return self.kinds.graph
 
-    def _buckets(self, programs: Mapping[int, StageProgram]) -> GradientBuckets:
+    @property
+    def stages(self) -> RankStages[ModuleRunner]:
+        """Its stages on this rank."""
+        return self.kinds.stages
+
+    @property
+    def pipeline(self) -> int:
+        """The number of this rank's pipeline, where several train alone."""
+        return self.places[0].replica if self.pipelines and self.places else 0
+
+    def _buckets(
+        self, programs: Mapping[int, StageProgram], dtype: torch.dtype | None
+    ) -> GradientBuckets:
         tied, held = self.graph.tied_names, self.held
         trained = {
             stage: {
@@ -223,8 +224,8 @@ class Engine:
         if isinstance(self.shards, ParameterShards) and self.shards.group is not None:
             divided = {p for name, p in held.named_parameters() if name in self.shards.dims}
             buckets.share(divided, self.shards.group)
-        if self._gradient_dtype is not None:
-            buckets.sum_in(self._gradient_dtype)
+        if dtype is not None:
+            buckets.sum_in(dtype)
         if held.place:
             named = held.named_parameters()
             whole = (p for name, p in named if self.shards.dim_of(name) is None)
@@ -246,7 +247,7 @@ class Engine:
             )
         # Compiled for the first kind of batch only, and not where replicas exchange statistics.
         whole_loss = bool(graph.whole_loss) and program.is_last
-        alone = self.norm_of(place, program) is None and not whole_loss
+        alone = self._norms.of(place, program) is None and not whole_loss
         compiled = graph is self.graph and alone
         launching = partial(self.buckets.launching, place.stage)
         take_outputs = self.metrics.take_outputs if self.metrics is not None else None
@@ -278,7 +279,7 @@ class Engine:
 
     def options_of(self, place: Place, program: StageProgram) -> dict[str, Any]:
         """The options of a stage's `ModuleRunner` that hold whatever it runs for."""
-        norm = self.norm_of(place, program)
+        norm = self._norms.of(place, program)
         return {
             "autocast": self.autocast_dtype,
             "synchronised": self.acts_jointly(place, program),
@@ -298,17 +299,10 @@ class Engine:
             *to_others, boundaries=boundaries, programs=programs, runners=runners, metrics=metrics
         )
 
-    def norm_of(self, place: Place, program: StageProgram) -> SynchronisedBatchNorm | None:
-        """Synchronisation of batch norm over a stage's replicas; None without any."""
-        devices = self.plan.device_groups[place.group]
-        if devices not in self._norm_groups or not uses_batch_norm(program.module):
-            return None
-        return SynchronisedBatchNorm(self._norm_groups, devices, place.replica)
-
     def acts_jointly(self, place: Place, program: StageProgram) -> bool:
         """Return whether replicas without rows take part: they share statistics, or parameters."""
         by_rows = self.plan.stages[place.stage].sharding == "parameters"
-        return by_rows or self.norm_of(place, program) is not None
+        return by_rows or self._norms.of(place, program) is not None
 
     def share_values(self) -> None:
         """Send the parameters stepped here to ranks that did not, after the optimizer's step."""
@@ -365,72 +359,36 @@ class Engine:
             graph.set_training(True)
 
     def take_kind(self, batches: Sequence[Batch], graph: LayerGraph | None = None) -> None:
-        """Continue with the kind of these batches (`take`); all ranks must call this.
+        """Continue with the kind of these batches; all ranks must call this.
 
         ``graph`` is one whose outputs alone are wanted. Of several kinds that differ in the path of
-        the loss it is the first whose path the batches take, as far as they show it, or else the
-        latest.
+        the loss it is that of `BatchKinds.by_path`.
         """
-        if len(self.kinds) == 1:
-            self.take(0)
-            return
-        problem, found = None, set[int]()
-        for_outputs = graph is not None
-        try:
-            of = graph or self.kinds[0]
-            found = {kind_of(of, batch, for_outputs=for_outputs) for batch in batches}
-            if len(found) > 1:
-                problem = BadInput(
-                    f"the {len(batches)} batches of one step are of {len(found)} kinds, and must "
-                    f"be of one; take a step with those of each kind"
-                )
-        except BadInput as cause:
-            problem = cause
-        with self.failures.shared():
-            own = -1 if problem else self._by_path(found.pop(), () if graph else batches)
-            rows = self.numbers.exchange([float(own)], "the kind of a batch")
-        if problem is not None:
-            raise problem
-        check_sizes(rows, ["the number of its example"])
+        own = 0
+        if len(self.kinds.graphs) > 1:
+            problem = None
+            try:
+                own = self.kinds.find(batches, graph)
+            except BadInput as cause:
+                problem = cause
+            with self.failures.shared():
+                own = -1 if problem else self.kinds.by_path(own, () if graph else batches)
+                rows = self.numbers.exchange([float(own)], "the kind of a batch")
+            if problem is not None:
+                raise problem
+            check_sizes(rows, ["the number of its example"])
         self.take(own)
 
     def take(self, kind: int) -> None:
-        """Continue with a kind of batches; unless the model ``trains``, as in evaluation mode."""
-        own = self.kinds[kind]
-        graph = (None if self.trains else own.in_evaluation) or own
-        starts = self.graph.state.starts_training
-        self.kind, self.graph, self.stages = kind, graph, self._stages[id(graph)]
-        if not self.trains:
-            graph.set_training(False)
-        # Once, for all kinds: the mode is the user's to set.
-        self.graph.state.starts_training &= starts
+        """Continue with a kind of batches, whose number all ranks give."""
+        self.kinds.take(kind)
         if self.metrics is not None:
             self.metrics.graph = self.graph
-
-    def _by_path(self, kind: int, batches: Sequence[Batch]) -> int:
-        """Of the kinds for batches like those of ``kind``: the one whose path of the loss fits."""
-        program = self.kinds[kind].program
-        fitting = [n for n, other in enumerate(self.kinds) if other.program is program]
-        if len(fitting) == 1 or not batches:
-            return kind
-        fitting.sort(key=lambda n: n != self.kind)
-        return next((n for n in fitting if self.follows_path(n, batches)), fitting[0])
-
-    def follows_path(self, kind: int, batches: Sequence[Batch]) -> bool:
-        """Return whether the loss takes the path of a kind, in the mode of the next run."""
-        graph = (None if self.trains else self.kinds[kind].in_evaluation) or self.kinds[kind]
-        if self.trains:
-            return all(map(graph.follows_path, batches))
-        graph.set_training(False)
-        try:
-            return all(map(graph.follows_path, batches))
-        finally:
-            graph.set_training(True)
 
     def release_others(self) -> None:
         """Free the parameters of the user's model that no stage of this rank holds, once."""
         if not self._released and self.world.size > 1:
-            programs = chain(*(stages.programs.values() for stages in self._stages.values()))
+            programs = chain(*self.kinds.programs())
             self.graph.hold_only(list(programs), self.held.whence)
             modules = (module for _, module in self.graph.program.named_modules())
             self.disconnect.callback(refuse_foreign_values(modules, self._loads))
@@ -451,7 +409,7 @@ class Engine:
         That loads kernels, for which CUDA waits until the device is idle. It never would be while a
         sum waits on it for a rank that needs more of this one.
         """
-        run = {(self.kind, size) for size in sizes}
+        run = {(self.kinds.number, size) for size in sizes}
         self.buckets.starts_early = self.world.backend != "nccl" or run <= self._sizes_run
         self._sizes_run |= run
 

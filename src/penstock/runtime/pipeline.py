@@ -765,7 +765,7 @@ class Pipeline:
         slices = [len(stage.slices) for stage in self._plan.stages]
         in_one_piece = len(batches) == self._plan.micro_batches == max(slices) == 1
         for _ in range(2):
-            for path in self._engine.paths:
+            for path in self._engine.kinds.paths:
                 path.state.any_path = in_one_piece and self._any_path
             try:
                 return self._recorded(act, batches)
@@ -800,10 +800,10 @@ class Pipeline:
         engine = self._engine
         with self._inference.evaluating() if evaluates else nullcontext():
             engine.take_kind(batches)
-            kind = engine.kind
-            if len(engine.kinds) > 1 and engine.follows_path(kind, batches):
+            kind = engine.kinds.number
+            if len(engine.kinds.graphs) > 1 and engine.kinds.follows_path(kind, batches):
                 return
-            others = (batch for batch in batches if not engine.follows_path(kind, [batch]))
+            others = (batch for batch in batches if not engine.kinds.follows_path(kind, [batch]))
             batch = next(others, batches[0])
         try:
             found = self._world.all_succeed(lambda: with_path(self._graph, kind, batch))
@@ -814,7 +814,7 @@ class Pipeline:
         if self.rank == 0:
             self._verified.say(
                 f"step {self.steps + 1}: the loss takes another path ({where}); it is recorded as "
-                f"one more kind of batch, number {len(engine.kinds)}"
+                f"one more kind of batch, number {len(engine.kinds.graphs)}"
             )
 
         def change() -> None:

@@ -77,14 +77,14 @@ class Inference:
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Run batches on the path of evaluation; tensors that are kept can be trained on."""
-        self._engine.trains = False
+        self._engine.kinds.trains = False
         try:
             with torch.inference_mode(False):
                 yield
         finally:
             self._engine.graph.set_training(True)
-            self._engine.trains = True
-            self._engine.take(self._engine.kind)
+            self._engine.kinds.trains = True
+            self._engine.take(self._engine.kinds.number)
 
     @doing("evaluates", acts=True)
     def evaluate(self, batch: Batch) -> Evaluation:
@@ -114,11 +114,11 @@ class Inference:
             raise BadInput(WHOLE.format("predict()"))
         with self.evaluating():
             engine.take_kind([batch], graph)
-            graph = graph.kinds[engine.kind]
+            graph = graph.kinds[engine.kinds.number]
             leaves = graph.known_leaves(batch)
-            if engine.kind not in self._stages:
-                self._stages[engine.kind] = self._without_loss(graph)
-            stages = self._stages[engine.kind]
+            if engine.kinds.number not in self._stages:
+                self._stages[engine.kinds.number] = self._without_loss(graph)
+            stages = self._stages[engine.kinds.number]
             return predict(engine, graph, stages, self._outputs, leaves, everywhere=everywhere)
 
     def _without_loss(self, graph: LayerGraph) -> RankStages[ModuleRunner]:
@@ -136,7 +136,7 @@ class Inference:
                 take_outputs=take,
                 **engine.options_of(place, program),
             )
-        return engine.stages_with(self._view.boundaries[engine.kind], programs, runners)
+        return engine.stages_with(self._view.boundaries[engine.kinds.number], programs, runners)
 
 
 class RankOutputs:

@@ -5,16 +5,19 @@ through them. So results are those of one device that runs the same micro-batche
 parts are combined as in Chan, Golub and LeVeque, 1979.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn import functional
 
-from penstock.capture.forward.stage_module import StageModule
+from penstock.capture.forward.stage_module import StageModule, StageProgram
 from penstock.capture.record.torch_calls import BATCH_NORM_OPERATORS, TorchCalls
-from penstock.runtime.processes.world import Groups
+from penstock.plan.plan import Plan
+from penstock.runtime.processes.world import Groups, World
+from penstock.runtime.program import Place
 from penstock.torch_internals import BatchNorm
 
 
@@ -196,3 +199,38 @@ def along_channels(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 def uses_batch_norm(stage: StageModule) -> bool:
     """Return whether a stage normalises samples over the batch, by modules or by functions."""
     return stage.normalises or any(isinstance(part, BatchNorm) for part in stage.modules())
+
+
+def groups_with_batch_norm(
+    plan: Plan,
+    world: World,
+    places: Sequence[Place],
+    every: Sequence[Mapping[int, StageProgram]],
+) -> list[tuple[int, ...]]:
+    """The device groups of several ranks whose stages normalise over the batch; on all ranks.
+
+    ``every`` are this rank's stages for each path that batches may take.
+    """
+    groups = plan.device_groups
+    if plan.tensor_groups or all(len(devices) == 1 for devices in groups):
+        return []
+    own = [
+        place.group
+        for place in places
+        if any(uses_batch_norm(programs[place.stage].module) for programs in every)
+    ]
+    return [groups[group] for found in world.all_gather(own) for group in found]
+
+
+class BatchNorms:
+    """Synchronisation of the batch norms of this rank's stages, over their ``groups``."""
+
+    def __init__(self, plan: Plan, groups: dict[tuple[int, ...], dist.ProcessGroup]) -> None:
+        self._plan, self.groups = plan, groups
+
+    def of(self, place: Place, program: StageProgram) -> SynchronisedBatchNorm | None:
+        """That of a stage; None without any."""
+        devices = self._plan.device_groups[place.group]
+        if devices not in self.groups or not uses_batch_norm(program.module):
+            return None
+        return SynchronisedBatchNorm(self.groups, devices, place.replica)

@@ -44,7 +44,7 @@ class LossCheck:
 
     def begin(self, samples: int) -> bool:
         """Keep on last stages what the next step's loss reads; return whether it is comparable."""
-        engine, kind = self._engine, self._engine.kind
+        engine, kind = self._engine, self._engine.kinds.number
         graph, state = engine.graph, engine.graph.state
         if kind not in self.seen:
             stage = engine.plan.stages[-1]
@@ -69,7 +69,7 @@ class LossCheck:
         return again is not None
 
     def _leave_out(self, why: str) -> None:
-        self.seen[self._engine.kind] = None
+        self.seen[self._engine.kinds.number] = None
         if self._engine.world.rank == 0:
             self._say(f"losses of later steps are not compared with your loss code: {why}")
 
@@ -104,7 +104,7 @@ class LossCheck:
         engine = self._engine
         last = len(engine.plan.stages) - 1
         place = next((place for place in engine.places if place.stage == last), None)
-        again = self.seen[engine.kind]
+        again = self.seen[engine.kinds.number]
         if place is None or again is None:
             return nan, 0.0
         group = engine.groups.get(engine.plan.device_groups[place.group])

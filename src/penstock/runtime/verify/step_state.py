@@ -44,9 +44,9 @@ def begin_of(engine: Engine) -> StepState:
         attributes[place] = with_tensors(value_at(place_of(graph.program, place)), copy_of)
         for number, program in sorted(engine.stages.programs.items()):
             stage = program.module.stage
-            value = graph.state.value_of(stage.state_key, place)
+            value = graph.state.value_of(stage.state.key, place)
             leaves = pytree.tree_leaves(value, is_leaf=is_leaf)
-            if (not unit or unit in stage.part.paths) and {*map(type, leaves)} <= SENT:
+            if (not unit or unit in stage.task.part.paths) and {*map(type, leaves)} <= SENT:
                 own[tuple(place)] = number, with_tensors(value, copy_of)
     of_ranks = engine.world.all_gather(own) if attributes else []
     every = [(stage, StatePlace(*at), value) for o in of_ranks for at, (stage, value) in o.items()]

@@ -80,8 +80,8 @@ class VerifiedSteps:
     @property
     def due(self) -> bool:
         """True if the next step is compared."""
-        taken, kind = self._training.steps, self._engine.kind
-        may_be_first = taken == 0 or len(self._engine.kinds) > 1
+        taken, kind = self._training.steps, self._engine.kinds.number
+        may_be_first = taken == 0 or len(self._engine.kinds.graphs) > 1
         if self._first and may_be_first and kind not in self._compared:
             return True
         return bool(self._every) and (taken + 1) % self._every == 0
@@ -92,7 +92,7 @@ class VerifiedSteps:
         check, step = self._loss_check, self._training.steps + 1
         if check is None or not self._steps.flushes or self._training.meetings is not None:
             return None
-        return None if self._engine.kind in check.seen and step & (step - 1) else check
+        return None if self._engine.kinds.number in check.seen and step & (step - 1) else check
 
     def stretches(self, batches: Iterable[Batch]) -> Iterator[tuple[bool, Iterator[Batch]]]:
         """Cut a stream before each batch that is compared; with whether a part begins with one.
@@ -160,7 +160,7 @@ class VerifiedSteps:
 
     def _judge(self, result: VerifyResult) -> None:
         self.result = result
-        self._compared.add(self._engine.kind)
+        self._compared.add(self._engine.kinds.number)
         step = self._training.steps + 1
         if not result.equal and not result.skipped:
             which, done = f"step {step}", "it was not taken"
