@@ -40,7 +40,8 @@ from penstock.runtime.processes.heartbeat import doing
 from penstock.runtime.processes.world import World, join_world
 from penstock.runtime.program import RankStages, places_of
 from penstock.runtime.transport.messages import Message, messages_by_rank
-from penstock.runtime.transport.transport import Inlet, Transport, open_transport
+from penstock.runtime.transport.open_transport import open_transport
+from penstock.runtime.transport.transport import Inlet, Transport
 from penstock.schedule.action import ACTION_KINDS
 from penstock.simulate.catalogue import workload_of
 

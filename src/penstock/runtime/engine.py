@@ -46,7 +46,7 @@ from penstock.runtime.stage.random_stream import RandomStream
 from penstock.runtime.stage.runner import LossTerm, ModuleRunner
 from penstock.runtime.stage.whole_loss import EndOfPipeline
 from penstock.runtime.transport.messages import BoundaryTensors, boundaries_of, messages_by_rank
-from penstock.runtime.transport.transport import open_transport
+from penstock.runtime.transport.open_transport import open_transport
 from penstock.runtime.user_metrics import MetricSums
 
 if TYPE_CHECKING:

@@ -74,13 +74,8 @@ from penstock.runtime.stage.building import (
 from penstock.runtime.stage.compiled_call import StageCompiler
 from penstock.runtime.tables import Constraints, Weights
 from penstock.runtime.update.average import ExponentialAverage
-from penstock.runtime.update.training import (
-    Steps,
-    StreamedSteps,
-    Training,
-    state_bytes_of,
-    stepped_together,
-)
+from penstock.runtime.update.steps import Steps, StreamedSteps
+from penstock.runtime.update.training import Training, state_bytes_of, stepped_together
 from penstock.runtime.user_metrics import Evaluation, Metric, MetricSums
 from penstock.runtime.verify.verified_steps import VerifiedSteps
 from penstock.runtime.verify.verify import VerifyResult, verify

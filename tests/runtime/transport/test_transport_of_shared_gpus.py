@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from penstock.errors import BadInput
-from penstock.runtime.transport.transport import open_transport
+from penstock.runtime.transport.open_transport import open_transport
 
 
 def world(*hosts: str) -> Any:

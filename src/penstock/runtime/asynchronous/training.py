@@ -35,7 +35,8 @@ from penstock.runtime.transport.messages import (
     messages_between_actions,
     messages_of_rank,
 )
-from penstock.runtime.update.training import StreamedSteps, Training, Updated, metrics_of
+from penstock.runtime.update.steps import StreamedSteps
+from penstock.runtime.update.training import Training, Updated, metrics_of
 from penstock.runtime.user_metrics import Means
 from penstock.schedule.action import Action
 from penstock.schedule.families.early_backward import one_f_one_b

@@ -14,7 +14,8 @@ from penstock.errors import RunFailed
 from penstock.runtime.engine import Engine
 from penstock.runtime.metrics import StepMetrics, Totals
 from penstock.runtime.options import Verification
-from penstock.runtime.update.training import Steps, Training, flushed_step
+from penstock.runtime.update.steps import Steps, flushed_step
+from penstock.runtime.update.training import Training
 from penstock.runtime.verify.loss_check import LossCheck
 from penstock.runtime.verify.step_state import StepState, begin_of
 from penstock.runtime.verify.verify import (
