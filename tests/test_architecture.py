@@ -42,9 +42,6 @@ LARGE_CLASSES = {
 
 CYCLES = {
     "penstock.capture": 2,
-    "penstock.plan": 2,
-    "penstock.runtime.update": 2,
-    "penstock.runtime.transport": 4,
 }
 """Modules that import one another, for type checkers or when they run, until they are parted."""
 

@@ -47,9 +47,8 @@ from penstock.measure.links import (
 from penstock.measure.machine_load import other_load
 from penstock.measure.same_work import parameters_of
 from penstock.measure.workers import profile_and_speeds
-from penstock.plan.in_words import parallel_words, plan_words
 from penstock.plan.json_file import plan_from_json, plan_to_json
-from penstock.plan.plan import Plan
+from penstock.plan.plan import Plan, parallel_words, plan_words
 from penstock.plan.problem import (
     PREDICTION_ERROR,
     SHARED_CORES_ERROR,

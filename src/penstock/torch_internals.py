@@ -38,6 +38,13 @@ run_engine: Callable[..., Any] | None = getattr(engine, "run_backward", None)
 """A backward 13 microseconds faster than `torch.autograd`, which is used where this is None."""
 
 
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors in a structure, in a fixed order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
 def after_backward(act: Callable[[], None]) -> None:
     """Call ``act`` when the backward that runs now has ended."""
     engine.queue_callback(act)

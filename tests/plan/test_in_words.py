@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.plan.in_words import plan_words
-from penstock.plan.plan import Plan, Stage
+from penstock.plan.plan import Plan, Stage, plan_words
 
 
 def plan(*groups: tuple[int, ...], schedule: str = "1f1b", again: tuple[int, ...] = ()) -> Plan:

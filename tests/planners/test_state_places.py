@@ -16,8 +16,8 @@ from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.cluster.toml_file import write_cluster
 from penstock.costs.lower_bound import lower_bound_s
 from penstock.errors import BadInput, Infeasible
-from penstock.plan.in_words import plan_words
 from penstock.plan.json_file import read_plan, write_plan
+from penstock.plan.plan import plan_words
 from penstock.plan.problem import PlanningProblem, StateChoice
 from penstock.planners.find_plan import find_plan
 from penstock.planners.problem import planning_problem

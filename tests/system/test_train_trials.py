@@ -13,7 +13,7 @@ from training_jobs import job_file
 from trial_cases import try_in_turn
 
 from penstock.errors import BadInput
-from penstock.plan.in_words import plan_words
+from penstock.plan.plan import plan_words
 from penstock.plan.problem import PlanningProblem
 from penstock.runtime.processes.launch import launch_workers
 from penstock.train.job import Job

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.cluster.cluster import Cluster
-from penstock.plan.in_words import plan_words
-from penstock.plan.plan import Plan, Stage
+from penstock.plan.plan import Plan, Stage, plan_words
 from penstock.profile.model_profile import ModelProfile
 from penstock.runtime.tables import Constraints
 from penstock.simulate.simulation import simulate_plan

@@ -8,9 +8,8 @@ from penstock.advice.baselines import PLAIN, Rival, best_rival, rivals_of
 from penstock.costs.lower_bound import LowerBound, gap, lower_bound
 from penstock.errors import Infeasible
 from penstock.files import Json
-from penstock.plan.in_words import plan_html, plan_words
 from penstock.plan.json_file import plan_to_json
-from penstock.plan.plan import Plan, Stage, with_state_on
+from penstock.plan.plan import Plan, Stage, plan_html, plan_words, with_state_on
 from penstock.plan.problem import AS_FAST, PlanningProblem, Score
 from penstock.plan.throughput import NOT_KNOWN, Throughput, throughput_of
 from penstock.planners.find_plan import find_plan

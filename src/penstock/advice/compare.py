@@ -10,8 +10,7 @@ from penstock.advice.assessment import PlannedPipeline, assess_plan, baselines_o
 from penstock.costs.lower_bound import lower_bound
 from penstock.errors import BadInput, Infeasible
 from penstock.files import Json
-from penstock.plan.in_words import plan_words
-from penstock.plan.plan import Plan
+from penstock.plan.plan import Plan, plan_words
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.planners.find_plan import TimeLimit, find_plan
 from penstock.planners.problem import check_schedule, member_named, schedules_named

@@ -238,8 +238,8 @@ def gain_words(
 
 def show_read(terminal: Terminal, plan: "Plan", stages: "Table") -> None:
     """Show a plan of which no time is known."""
-    from penstock.plan.in_words import plan_words
     from penstock.plan.json_file import plan_to_json
+    from penstock.plan.plan import plan_words
 
     values = plan_to_json(plan)
     kept = ("planner", "schedule", "micro_batches", "micro_batch_size", "stages")

@@ -116,7 +116,7 @@ def costs_for(
 
 def choices_table(choices: "list[ClusterChoice]") -> "Table":
     """A row for each cluster, cheapest first."""
-    from penstock.plan.in_words import plan_words
+    from penstock.plan.plan import plan_words
     from penstock.report.tables import plain_table
     from penstock.text import percent_text, seconds_text
 

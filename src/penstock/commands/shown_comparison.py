@@ -29,8 +29,7 @@ from penstock.advice.explain import (
 from penstock.commands.progress import PlanningProgress
 from penstock.commands.shown_plan import bound_words, reserve_lines, rivals_table
 from penstock.files import write_text
-from penstock.plan.in_words import plan_words
-from penstock.plan.plan import Plan
+from penstock.plan.plan import Plan, plan_words
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.throughput import Throughput, rate_words
 from penstock.planners.problem import AUTO, synchronous_schedules

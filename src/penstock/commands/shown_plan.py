@@ -11,7 +11,7 @@ from penstock.advice.assessment import PlannedPipeline
 from penstock.advice.baselines import Rival
 from penstock.cluster.cluster import Cluster
 from penstock.commands.terminal import Terminal
-from penstock.plan.in_words import plan_words
+from penstock.plan.plan import plan_words
 from penstock.profile.model_profile import ModelProfile
 from penstock.report.tables import plain_table, plan_table
 from penstock.simulate.by_length import expected_s

@@ -106,7 +106,7 @@ def simulate(
 
 def draw_simulation(picture: str, played: "PlayedPlan") -> None:
     """Draw the timeline, with the devices' memory beside it."""
-    from penstock.plan.in_words import micro_batch_words
+    from penstock.plan.plan import micro_batch_words
     from penstock.report.timeline_files import write_timeline
 
     plan, cluster = played.planned.plan, played.problem.cluster

@@ -8,8 +8,7 @@ from pathlib import Path
 from string import Template
 
 from penstock.files import Json, write_text
-from penstock.plan.in_words import plan_words, recompute_text
-from penstock.plan.plan import Stage
+from penstock.plan.plan import Stage, plan_words, recompute_text
 from penstock.plan.throughput import rate_words, throughput_of
 from penstock.report.perfetto import write_trace
 from penstock.report.record import RunRecord, read_run

@@ -10,8 +10,7 @@ from rich.measure import Measurement
 from rich.table import Column, Table
 
 from penstock.cluster.cluster import HOST_HEADS, Cluster
-from penstock.plan.in_words import recompute_text
-from penstock.plan.plan import Plan
+from penstock.plan.plan import Plan, recompute_text
 from penstock.profile.model_profile import COST_HEADS, ModelProfile
 from penstock.text import layers_text, numbers_text, size_text
 

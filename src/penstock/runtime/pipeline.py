@@ -19,10 +19,9 @@ from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
 from penstock.files import shown
 from penstock.plan.in_one_process import in_one_process
-from penstock.plan.in_words import plan_words
 from penstock.plan.json_file import plan_from_json, plan_to_json, read_plan
 from penstock.plan.ordering import updates_per_batch
-from penstock.plan.plan import Plan
+from penstock.plan.plan import Plan, plan_words
 from penstock.runtime.batch_needs import BatchNeeds
 from penstock.runtime.batch_reading import BatchReading
 from penstock.runtime.callbacks import Callback, Closing, Event, Saved, check_callbacks

@@ -6,10 +6,9 @@ from functools import partial
 from penstock.cluster.cluster import Cluster, with_devices
 from penstock.costs.sharding import with_sharding
 from penstock.errors import BadInput, Infeasible
-from penstock.plan.in_words import parallel_words, plan_words
 from penstock.plan.ordering import schedule_refusal, updates_per_batch
 from penstock.plan.pins import read_pin
-from penstock.plan.plan import Plan
+from penstock.plan.plan import Plan, parallel_words, plan_words
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.side_by_side import pipelines_in
 from penstock.plan_here import problem_under

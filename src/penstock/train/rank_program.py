@@ -37,9 +37,8 @@ from penstock.errors import (
 )
 from penstock.files import json_text, write_text
 from penstock.machine import processor_name, usable_cores, usable_memory_bytes
-from penstock.plan.in_words import plan_words
 from penstock.plan.json_file import read_plan
-from penstock.plan.plan import Plan
+from penstock.plan.plan import Plan, plan_words
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.find_plan import TimeLimit
 from penstock.report.page import write_report

@@ -12,13 +12,13 @@ import torch
 
 from penstock.capture.forward.program_stage import PathChanged, ProgramStage
 from penstock.capture.record.absent import Absent, NeedsValues
-from penstock.capture.record.calls import Address, ProgramRecord, RecordedCall, tensors_in
+from penstock.capture.record.calls import Address, ProgramRecord, RecordedCall
 from penstock.capture.record.outside_state import kept_random_state
 from penstock.capture.record.recording import Recording
 from penstock.capture.record.user_lines import line_in_words, line_of_user
 from penstock.device import device_in_use
 from penstock.errors import BadInput
-from penstock.torch_internals import NoFunctionCalls
+from penstock.torch_internals import NoFunctionCalls, tensors_in
 
 
 def checked(

@@ -9,21 +9,20 @@ Only while a stage runs, the units that it must see have another ``forward``; af
 is as the user made it.
 """
 
+import zlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import partial
-from typing import Any
+from functools import partial, wraps
+from typing import Any, TypeAlias
 
 import torch
+from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
-from penstock.capture.forward.forwards import Forwards, ReplacedForward
-from penstock.capture.forward.held import HeldTensors, undo_exchange
-from penstock.capture.forward.kept_state import KeptState
+from penstock.capture.forward.kept_state import KeptState, RunState
 from penstock.capture.forward.partial_forward import StageRun, StageTask
-from penstock.capture.forward.random_streams import in_stream, restore_generators_of, seeded
-from penstock.capture.forward.run_state import RunState
 from penstock.capture.forward.unit_calls import UnitCall, unit_calls
 from penstock.capture.forward.watched import find_watched, whole_loss
 from penstock.capture.forward.whole_blocks import blocks_left_out, blocks_of_its_own, events_in
@@ -39,24 +38,225 @@ from penstock.capture.record.absent import (
     scripts_seen,
     writes_first,
 )
-from penstock.capture.record.calls import Address, Made, tensors_in
+from penstock.capture.record.calls import Address, Made
+from penstock.capture.record.model_state import Place, put
+from penstock.capture.record.outside_state import (
+    GeneratorsState,
+    RandomState,
+    generators_state,
+    random_state,
+    restore_generators,
+    restore_random_state,
+    seed_generators,
+)
 from penstock.capture.record.sizes import BatchSize, ValueSizes
 from penstock.capture.record.user_lines import line_of, line_of_user, line_with_source
+from penstock.device import device_in_use
 from penstock.errors import BadInput
 from penstock.torch_internals import (
+    BACKWARD_HOOKS,
+    COMPILED_CALL,
     NoFunctionCalls,
+    forward_hooks,
     has_global_hooks,
     modes_on,
+    own_buffers,
     put_on,
     pytree,
     taken_off,
+    tensors_in,
 )
+
+Generators: TypeAlias = tuple[RandomState, GeneratorsState | None]
+"""The states of torch's generator, and of Python's and numpy's where they are drawn from."""
 
 KEEP_TOGETHER = "keep these layers in one stage"
 REMEDY = (
     f"a stage needs the calls that the example batch made; capture again with such a batch, or "
     f"{KEEP_TOGETHER}"
 )
+
+
+_NO_HOOKS: OrderedDict[int, Any] = OrderedDict()
+
+
+class HeldTensors:
+    """Parameters and buffers of the model that are a stage's.
+
+    ``alone``: parameters that the stage does not hold may be here, since other stages run in this
+    process; they are absent while it runs. Where those have been released, nothing needs to be
+    exchanged but what calls between units read.
+    """
+
+    def __init__(self, task: StageTask, *, alone: bool) -> None:
+        program, record, part = task.program, task.record, task.part
+        named = list(program.named_parameters())
+        held = set(part.held)
+        for path in part.paths:
+            own = program.module(path).named_parameters(path, remove_duplicate=False)
+            held |= {name for name, _ in own}
+        here = {id(parameter) for name, parameter in named if name in held}
+        self.names = frozenset(name for name, p in named if id(p) in here)
+        """Names of the parameters that the stage holds."""
+        read = {name for e in record.events if not e.is_unit for name in e.params}
+        read_ids = {id(parameter) for name, parameter in named if name in read}
+        self._exchanged: list[tuple[Place, Absent]] = []
+        self.absent: dict[str, torch.Tensor] = {}
+        """Tensors in the places of other stages' parameters while this one runs, by name."""
+        places: set[tuple[int, str]] = set()
+        for name, parameter in named:
+            if id(parameter) in here or type(parameter) is Absent:
+                continue
+            place, key = program.places(name)
+            if (id(place), key) in places:
+                continue  # a module that is reached by two names
+            places.add((id(place), key))
+            if alone or id(parameter) in read_ids:
+                shape, needs_grad = tuple(parameter.shape), parameter.requires_grad
+                found = absent_like(shape, parameter.dtype, needs_grad, is_parameter=True)
+                self._exchanged.append(((place, key), found))
+                self.absent[name] = found
+        # Hooks around a unit that is left out may write to its buffers: the old spectral norm's do.
+        for path in record.counts.keys() - part.paths:
+            module = program.module(path)
+            if forward_hooks(module):
+                for key, buffer in own_buffers(module).items():
+                    if buffer is not None and type(buffer) is not Absent:
+                        found = absent_like(tuple(buffer.shape), buffer.dtype)
+                        self._exchanged.append(((own_buffers(module), key), found))
+        self.buffers_elsewhere: set[str] = set()
+        """Names of buffers that other stages write, from the batch or activations."""
+        for name, numbers in record.local_buffers.items():
+            if not any(part.first <= i < part.last for i in numbers):
+                self.buffers_elsewhere.add(name)
+                place = program.places(name)
+                buffer = place[0][place[1]]
+                self._exchanged.append((place, absent_like(tuple(buffer.shape), buffer.dtype)))
+
+    def exchange(self) -> list[tuple[Place, Any]]:
+        """Put the absent tensors in place; return what was there."""
+        before: list[tuple[Place, Any]] = []
+        for place, absent in self._exchanged:
+            own = place[0][place[1]]
+            absent.needs_grad = own.requires_grad
+            before.append((place, own))
+            place[0][place[1]] = absent
+        return before
+
+
+def undo_exchange(before: Sequence[tuple[Place, Any]]) -> None:
+    """Put back what `Held.exchange` has returned."""
+    for place, value in reversed(before):  # a module may be there under two names
+        place[0][place[1]] = value
+
+
+class ReplacedForward:
+    """The ``forward`` that a module of the user has while a stage runs.
+
+    ``mutes``: its hooks are muted, since none of its calls is the stage's. ``sends``: a part of its
+    results is sent.
+    """
+
+    __slots__ = ("bound", "forward", "had", "mutes", "place", "sends")
+
+    def __init__(self, module: nn.Module, *, mutes: bool, sends: bool) -> None:
+        self.place: dict[str, Any] = module.__dict__
+        self.bound = type(module).forward.__get__(module)
+        self.had: Any = None
+        self.mutes, self.sends = mutes, sends
+        self.forward: Any = None
+
+    def plain(self, *args: Any, **kwargs: Any) -> Any:
+        """The user's forward."""
+        return (self.had or self.bound)(*args, **kwargs)
+
+
+class Forwards:
+    """All that is replaced in the user's modules while a stage runs."""
+
+    def __init__(self, task: StageTask) -> None:
+        self._program = task.program
+        self._replaced: dict[str, ReplacedForward] = {}
+        self._containers = list(roles_between(task))
+
+    def add(
+        self,
+        path: str,
+        make: Callable[[ReplacedForward], Callable[..., Any]],
+        *,
+        mutes: bool,
+        sends: bool,
+    ) -> None:
+        """Replace the forward of a module by that which ``make`` returns."""
+        module = self._program.module(path)
+        found = ReplacedForward(module, mutes=mutes, sends=sends)
+        found.forward = wraps(module.forward)(make(found))
+        self._replaced[path] = found
+
+    def replace(self) -> tuple[list[tuple[Place, Any]], str]:
+        """Put the forwards into the modules, and mute hooks of other stages' units.
+
+        Returns the muted, and the path of a module whose hooks cannot be muted; empty if there is
+        none.
+        """
+        muted: list[tuple[Place, Any]] = []
+        refused = ""
+
+        def mute(place: dict[str, Any], key: str, instead: Any) -> None:
+            muted.append(((place, key), place[key]))
+            place[key] = instead
+
+        hooks, pre_hooks = BACKWARD_HOOKS
+        for place, kind, path in self._containers:
+            if not (place[hooks] or place[pre_hooks]) or kind == "own":
+                continue
+            if kind == "both":
+                refused = path
+            for key in BACKWARD_HOOKS:
+                mute(place, key, _NO_HOOKS)
+        for path, own in self._replaced.items():
+            place = own.place
+            own.had = place.get("forward")
+            place["forward"] = own.forward
+            hooked = place[hooks] or place[pre_hooks]
+            compiled = place.get(COMPILED_CALL)
+            if own.mutes and (hooked or compiled):
+                for key in BACKWARD_HOOKS:
+                    mute(place, key, _NO_HOOKS)
+                if compiled:
+                    mute(place, COMPILED_CALL, None)
+            elif hooked and own.sends:
+                refused = path
+        return muted, refused
+
+    def restore(self, muted: Sequence[tuple[Place, Any]]) -> None:
+        """Give the modules what they had before."""
+        for own in self._replaced.values():
+            if own.had is None:
+                own.place.pop("forward", None)
+            else:
+                own.place["forward"], own.had = own.had, None
+        for place, value in muted:
+            put(place, value)
+
+
+def roles_between(task: StageTask) -> Iterator[tuple[dict[str, Any], str, str]]:
+    """Modules between units: whether their calls are the stage's, another's, or of both."""
+    part, record = task.part, task.record
+    for path in record.between:
+        below = f"{path}." if path else ""
+        inside = {unit for unit in record.counts if unit.startswith(below)}
+        calls = record.hooks.on_modules.get(path, [])
+        if calls:
+            here = [part.first <= first and last <= part.last for first, last in calls]
+        else:
+            here = [unit in part.paths for unit in inside]
+        kind = "both"
+        if part.first == 0 and part.last >= len(record.events):
+            kind = "own"
+        elif here and len(set(here)) == 1:
+            kind = "own" if here[0] else "other"
+        yield task.program.module(path).__dict__, kind, path
 
 
 class StageEnd(BaseException):
@@ -92,7 +292,7 @@ class _WithoutHooks(TorchFunctionMode):
 
 
 class _Progress:
-    """How far a run of a stage has come.
+    """Progress of a run of a stage.
 
     ``calls`` are those of each module so far, and None while the user's program does not run.
     ``inside`` a unit nothing is watched. ``others`` counts the calls of other stages' modules.
@@ -157,6 +357,8 @@ class ProgramStage:
     ) -> None:
         self.task, self._kept, self._counts_targets = task, kept, counts_targets
         self._part, self._record = task.part, task.record
+        self._probes, self._finds_costs = task.probes, bool(task.costs)
+        self.draws_alike = task.draws_alike
         self.guard = PathGuard(task.own_path)
         self._wanted = len(task.part.sent)
         self._ends_early = not task.part.to_end
@@ -385,7 +587,7 @@ class ProgramStage:
 
     def _acted(self, address: Address, func: Any, args: Any, kwargs: Any) -> Any:
         now, actions = self.now, self.task.actions_of[address]
-        if self.task.probes:
+        if self._probes:
             now.found[address] = measured(actions, func, args, kwargs)
             return func(*args, **kwargs)
         if has_absent((*args, *kwargs.values())):
@@ -434,7 +636,7 @@ class ProgramStage:
                 with NoFunctionCalls():  # no call of the user's program
                     tensor = tensor.clone()
             sent[value] = tensor
-        if len(sent) == self._wanted and self._ends_early and not self.task.costs:
+        if len(sent) == self._wanted and self._ends_early and not self._finds_costs:
             raise StageEnd
 
     # A run.
@@ -471,7 +673,7 @@ class ProgramStage:
             missing = next(v for v in self._part.sent if v not in now.sent)
             what = maker_in_words(self._part.sent[missing][0])
             raise BadInput(f"forward took another path: {what} was not made; {REMEDY}")
-        if now.others != self._expected and not self._may_vary and not self.task.probes:
+        if now.others != self._expected and not self._may_vary and not self._probes:
             raise BadInput(
                 f"forward took another path: {now.others} calls of other stages' modules were "
                 f"seen, and {self._expected} on the example; {REMEDY}"
@@ -481,7 +683,7 @@ class ProgramStage:
 
     def _run_replaced(self, call: Callable[[], Any]) -> Any:
         now, result = self.now, None
-        generators = seeded(self.task, now.run)
+        generators = seeded(self.task, now.run) if self.draws_alike else None
         if has_global_hooks():
             raise BadInput(
                 "there are backward hooks for all modules now (also those of FlopCounterMode), "
@@ -542,6 +744,38 @@ class ProgramStage:
 
 _NO_RUN = StageRun(BatchSize(0))
 _NO_PROGRESS = _Progress(_NO_RUN, {})
+
+
+def seeded(task: StageTask, run: StageRun) -> Generators:
+    """Seed what all stages draw equally between units; return the states to restore."""
+    draws_python = task.recorded.draws_python
+    if task.draws_in_all:
+        run.own_seed = int(torch.empty((), dtype=torch.int64).random_())
+    before = random_state(device_in_use()), generators_state() if draws_python else None
+    if task.draws_in_all:
+        torch.manual_seed(run.seed)
+    if draws_python:
+        seed_generators(run.seed)
+    return before
+
+
+def restore_generators_of(before: Generators | None) -> None:
+    """Restore what `seeded` has returned."""
+    if before is not None:
+        restore_random_state(device_in_use(), before[0])
+        if before[1] is not None:
+            restore_generators(before[1])
+
+
+def in_stream(run: StageRun, key: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Make a call that draws, from a stream of its own."""
+    device = device_in_use()
+    state = random_state(device)
+    torch.manual_seed(zlib.crc32(repr((run.seed, run.own_seed, key)).encode()))
+    try:
+        return call(*args, **kwargs)
+    finally:
+        restore_random_state(device, state)
 
 
 def few_samples(run: StageRun) -> str:

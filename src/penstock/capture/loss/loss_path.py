@@ -21,10 +21,9 @@ from penstock.capture.record.calls import (
     ProgramRecord,
     RecordedCall,
     TensorReference,
-    tensors_in,
 )
 from penstock.capture.record.user_lines import line_with_source
-from penstock.torch_internals import pytree
+from penstock.torch_internals import pytree, tensors_in
 
 Constants: TypeAlias = tuple[Any, ...]
 

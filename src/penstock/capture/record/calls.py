@@ -20,19 +20,12 @@ import torch
 
 from penstock.capture.record.model_and_loss import UserProgram
 from penstock.capture.record.user_lines import Line
-from penstock.torch_internals import checkpoint_here, pytree
+from penstock.torch_internals import checkpoint_here
 
 Address: TypeAlias = tuple[Any, ...]
 
 MASK = "mask or repeats"
 """Name of a call that requests values which decide about a size."""
-
-
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    """The tensors in a structure, in a fixed order."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 @dataclass(slots=True)

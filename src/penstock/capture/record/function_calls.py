@@ -17,13 +17,18 @@ from penstock.capture.record.absent import (
     memory_of,
     writes_first,
 )
-from penstock.capture.record.calls import MASK, Address, ProgramRecord, RecordedCall, tensors_in
+from penstock.capture.record.calls import (
+    MASK,
+    Address,
+    ProgramRecord,
+    RecordedCall,
+)
 from penstock.capture.record.module_calls import ModuleCalls
 from penstock.capture.record.tensor_facts import TensorFacts, only_shape
 from penstock.capture.record.torch_calls import BATCH_NORM_OPERATORS, draws
 from penstock.capture.record.user_lines import Line, line_in_words, line_of_user, line_with_source
 from penstock.errors import CaptureFailed
-from penstock.torch_internals import BackwardHookFunction
+from penstock.torch_internals import BackwardHookFunction, tensors_in
 
 _NO_CALLS = {".shape", ".dtype", ".device", ".is_leaf", ".ndim"}
 _NO_CALLS |= {".grad", ".grad=", ".requires_grad", ".requires_grad="}

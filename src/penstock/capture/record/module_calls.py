@@ -14,7 +14,6 @@ from penstock.capture.record.calls import (
     Made,
     ProgramRecord,
     RecordedCall,
-    tensors_in,
 )
 from penstock.capture.record.model_and_loss import UserProgram
 from penstock.capture.record.model_state import OF_EVERY_MODULE, PLAIN, Place
@@ -24,7 +23,7 @@ from penstock.capture.record.torch_calls import draws
 from penstock.capture.record.unit_runs import UnitRuns
 from penstock.capture.record.units import is_torchs
 from penstock.capture.record.user_lines import line_of_user
-from penstock.torch_internals import BACKWARD_HOOKS, pytree
+from penstock.torch_internals import BACKWARD_HOOKS, pytree, tensors_in
 
 _FIXED = OF_EVERY_MODULE - {"training"}
 

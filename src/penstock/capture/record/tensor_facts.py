@@ -23,12 +23,11 @@ from penstock.capture.record.calls import (
     RecordedCall,
     TensorReference,
     Value,
-    tensors_in,
 )
 from penstock.capture.record.model_and_loss import LOSS, UserProgram
 from penstock.capture.record.model_state import StatePlace, place_of, value_at
 from penstock.capture.record.user_lines import Line, line_in_words, line_of_user, line_with_source
-from penstock.torch_internals import own_parameters, pytree
+from penstock.torch_internals import own_parameters, pytree, tensors_in
 
 
 class ByTensor:

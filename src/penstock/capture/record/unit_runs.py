@@ -12,11 +12,10 @@ from penstock.capture.record.absent import (
     absent_like,
     check_none_lost,
 )
-from penstock.capture.record.calls import tensors_in
 from penstock.capture.record.model_and_loss import UserProgram
 from penstock.capture.record.stand_ins import made_up, standing_in
 from penstock.capture.record.tensor_facts import TensorFacts, is_known
-from penstock.torch_internals import NoFunctionCalls, own_buffers, pytree, write_count
+from penstock.torch_internals import NoFunctionCalls, own_buffers, pytree, tensors_in, write_count
 
 
 class UnitRuns:

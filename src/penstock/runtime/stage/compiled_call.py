@@ -30,7 +30,6 @@ from penstock.capture.forward.deferred_weights import DeferredGradients
 from penstock.capture.forward.partial_forward import RunContext
 from penstock.capture.forward.stage_module import StageModule, StageProgram
 from penstock.capture.record.absent import Absent
-from penstock.capture.record.calls import tensors_in
 from penstock.capture.record.outside_state import random_state
 from penstock.capture.record.units import is_torchs
 from penstock.errors import BadInput
@@ -38,7 +37,7 @@ from penstock.plan.plan import Plan
 from penstock.runtime.processes.world import World
 from penstock.runtime.program import places_of
 from penstock.runtime.stage.random_stream import replayed
-from penstock.torch_internals import COMPILED_CALL, checkpoint_here, compiler
+from penstock.torch_internals import COMPILED_CALL, checkpoint_here, compiler, tensors_in
 
 OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"fallback_random": True}
 """Compiler options with which dropout draws the same numbers as without compilation."""

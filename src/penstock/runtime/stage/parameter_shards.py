@@ -36,12 +36,11 @@ from penstock.capture.forward.partial_forward import RunContext
 from penstock.capture.forward.stage_module import StageModule, StageProgram
 from penstock.capture.forward.whole_blocks import whole_blocks
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.record.calls import tensors_in
 from penstock.plan.plan import Plan
 from penstock.runtime.gradients.buckets import UNCOUNTED, make_groups, stages_of_parameters
 from penstock.runtime.processes.world import World, await_work
 from penstock.runtime.stage.shards import Shards, copy_values
-from penstock.torch_internals import NoFunctionCalls, after_backward
+from penstock.torch_internals import NoFunctionCalls, after_backward, tensors_in
 
 # From torch 2.13 on these have other names.
 gather_into: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from penstock.capture.record.calls import tensors_in
+from penstock.torch_internals import tensors_in
 
 
 class Call(NamedTuple):

@@ -30,7 +30,6 @@ from penstock.capture.forward.restored import kept_attributes, kept_buffers
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.loss.loss_parts import reduction_of
 from penstock.capture.record.absent import Absent
-from penstock.capture.record.calls import tensors_in
 from penstock.capture.record.model_state import place_of, value_at
 from penstock.capture.record.outside_state import (
     generators_state,
@@ -45,7 +44,7 @@ from penstock.capture.record.user_lines import line_in_words, line_of_user
 from penstock.capture.tensor_parts import give_scales, is_quantised, parts_of, rebuilt
 from penstock.runtime.verify.cause import cause_of
 from penstock.runtime.verify.without_dropout import WithoutDropout
-from penstock.torch_internals import gradient_hooks, holder_of, own_buffers, write_count
+from penstock.torch_internals import gradient_hooks, holder_of, own_buffers, tensors_in, write_count
 
 DIVISIONS = frozenset(
     [
