@@ -19,7 +19,7 @@ from penstock.plan.plan import Plan, Stage
 from penstock.profile.json_file import write_profile
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.simulate.simulation import simulate_plan
-from penstock.timeline.json_file import write_timeline
+from penstock.timeline.json_file import write_timeline_json
 from penstock.timeline.metrics import iteration_s
 
 STEPS = 40
@@ -115,8 +115,8 @@ def run_directory(
     write_plan(small_plan, place / "plan.json")
     write_profile(small_profile, place / "profile.json")
     write_cluster(small_cluster, place / "cluster.toml")
-    write_timeline(predicted.timeline, place / "predicted.json")
-    write_timeline(replace(measured.timeline, title="measured"), place / "measured.json")
+    write_timeline_json(predicted.timeline, place / "predicted.json")
+    write_timeline_json(replace(measured.timeline, title="measured"), place / "measured.json")
     rows: list[dict[str, float]] = []
     for step in range(1, STEPS + 1):
         rows.append({"step": step, "loss": 2 + 3 / step, "samples_per_s": 100.0 + step % 5})

@@ -85,8 +85,8 @@ def test_a_gpu_that_is_not_here_is_refused_in_one_line(
 
 def test_a_device_says_who_it_is_and_what_it_has(gpus: list[int]) -> None:
     gpu, cpu = torch.device("cuda", 1), torch.device("cpu")
-    assert (device.kind_of(gpu), device.identity_of(gpu)) == ("Stand-in", "GPU-1")
-    assert (device.kind_of(cpu), device.identity_of(cpu)) == ("cpu", "cpu")
+    assert (device.device_kind(gpu), device.identity_of(gpu)) == ("Stand-in", "GPU-1")
+    assert (device.device_kind(cpu), device.identity_of(cpu)) == ("cpu", "cpu")
     free = device.free_memory(gpu)
     assert (free.bytes, free.limit) == (13 * GIGABYTE, "free memory of cuda:1")
 
@@ -186,8 +186,8 @@ def test_a_ring_that_the_driver_does_not_pin_is_used_as_it_is(
         raise RuntimeError("CUDA error: operation not supported")
 
     monkeypatch.setattr(torch, "zeros", fails)
-    assert device.pinned(memory, cpu)
-    assert not device.pinned(memory, cpu)
+    assert device.pinned_memory(memory, cpu)
+    assert not device.pinned_memory(memory, cpu)
     monkeypatch.setattr(torch, "zeros", real)
     device.unpinned(memory)
     assert launched == [2]

@@ -42,7 +42,7 @@ from penstock.profile.model_profile import ModelProfile
 from penstock.runtime.options import Safety
 from penstock.runtime.pipeline import Pipeline
 from penstock.simulate.score import make_score
-from penstock.timeline.json_file import write_timeline
+from penstock.timeline.json_file import write_timeline_json
 
 RIVALS = ("gpipe", "1f1b", "interleaved", "zero-bubble", "zb-v", "dualpipe-v")
 MICRO_BATCHES = 16
@@ -109,7 +109,7 @@ def main() -> None:
         write_plan(plan, folder / "plan.json")
         write_profile(profile, folder / "profile.json")
         write_cluster(cluster, folder / "cluster.toml")
-        write_timeline(timeline, folder / "trained.json")
+        write_timeline_json(timeline, folder / "trained.json")
         last = {name: next(f[name][-1] for f in every if f[name]) for name in losses}
         found = {"seconds": taken, "losses": last, "links": across}
         write_text(folder / "trained_times.json", json_text(found))

@@ -8,7 +8,7 @@ from pipelines import Case, median_s, pipeline_of, plan_of
 
 from penstock.plan.ordering import order_of
 from penstock.simulate.catalogue import Catalogue, workload_of
-from penstock.simulate.compiled import iteration_s
+from penstock.simulate.compiled import played_s
 from penstock.simulate.orders import orders_of_plan
 from penstock.simulate.score import make_score
 
@@ -91,8 +91,8 @@ def engine_s(case: Case, repeats: int) -> float:
     orders = orders_of_plan(pipeline.plan)
     catalogue = Catalogue(pipeline.problem.profile, pipeline.problem.cluster)
     parts = catalogue.parts_of(pipeline.plan, orders.instances)
-    iteration_s(parts, orders)
-    return median_s([lambda: iteration_s(parts, orders)] * repeats)
+    played_s(parts, orders)
+    return median_s([lambda: played_s(parts, orders)] * repeats)
 
 
 def play_case(case: Case) -> Played:

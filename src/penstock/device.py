@@ -89,7 +89,7 @@ def device_in_use() -> torch.device:
     return torch.device(GPU if torch.cuda.is_initialized() else "cpu")
 
 
-def kind_of(device: torch.device) -> str:
+def device_kind(device: torch.device) -> str:
     """The name of a GPU's model; ``cpu`` for every CPU."""
     return torch.cuda.get_device_properties(device).name if is_gpu(device) else "cpu"
 
@@ -160,7 +160,7 @@ class CopyStream:
             tensor.record_stream(current)
 
 
-def pinned(memory: torch.Tensor, device: torch.device) -> bool:
+def pinned_memory(memory: torch.Tensor, device: torch.device) -> bool:
     """Let a GPU copy to and from host memory without the host, until `unpinned`.
 
     False if the driver refuses; then the host waits for each copy.
@@ -175,7 +175,7 @@ def pinned(memory: torch.Tensor, device: torch.device) -> bool:
 
 
 def unpinned(memory: torch.Tensor) -> None:
-    """Undo `pinned`, once no copy is under way."""
+    """Undo `pinned_memory`, once no copy is under way."""
     runtime: Any = torch.cuda.cudart()
     runtime.cudaHostUnregister(memory.data_ptr())
 

@@ -31,7 +31,7 @@ from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.record.stand_ins import with_values
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.toml_file import cluster_from_toml, cluster_text
-from penstock.device import check_free_memory, is_gpu, kind_of
+from penstock.device import check_free_memory, device_kind, is_gpu
 from penstock.errors import BadInput, Infeasible
 from penstock.files import parse_json, read_text, write_text
 from penstock.machine import core_seconds, usable_cores
@@ -45,7 +45,7 @@ from penstock.measure.links import (
     measure_pairs,
 )
 from penstock.measure.machine_load import other_load
-from penstock.measure.same_work import parameters_of
+from penstock.measure.same_work import parameter_bytes_of
 from penstock.measure.workers import profile_and_speeds
 from penstock.plan.json_file import plan_from_json, plan_to_json
 from penstock.plan.plan import Plan, parallel_words, plan_words
@@ -111,7 +111,7 @@ class KeptPlans:
         self._samples, self._sizes = graph.batch_size, micro_batches_for(graph)
         state, made = state_of(options.optimizer, graph)
         self._state_bytes = state
-        kinds = world.all_gather(kind_of(world.device))
+        kinds = world.all_gather(device_kind(world.device))
         leaves = graph.batch_leaves(batch)
         loss: Any = graph.program.loss
         self.key = {
@@ -309,7 +309,7 @@ def measured_steps(
 
     The second is 0 on a CPU, where both are the same.
     """
-    parameters = parameters_of(graph)[0]
+    parameters = parameter_bytes_of(graph)[0]
     least = 2 * max(own for own, _ in parameters)
     check_free_memory(device, least, "to measure the model's largest layer")
     if optimizer is None:

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from penstock.capture.batch.lengths import Dynamic
 from penstock.capture.capture import capture_model
-from penstock.capture.kinds import kind_of
+from penstock.capture.kinds import kind_of_batch
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
 
@@ -89,11 +89,11 @@ def test_a_batch_for_outputs_is_of_the_kind_that_reads_most_of_it(first: int) ->
     for kind in (0, 1):
         number = 0 if kind == first else 1
         batch: dict[str, Any] = batch_of(kind, 3)
-        assert kind_of(graph, batch) == number
+        assert kind_of_batch(graph, batch) == number
         del batch["labels"]
-        assert kind_of(graph.without_loss(), batch, for_outputs=True) == number
+        assert kind_of_batch(graph.without_loss(), batch, for_outputs=True) == number
         with pytest.raises(BadInput, match="the batch has the keys"):
-            kind_of(graph, batch)
+            kind_of_batch(graph, batch)
 
 
 def test_a_constant_may_tell_kinds_apart() -> None:
@@ -107,18 +107,18 @@ def test_a_constant_may_tell_kinds_apart() -> None:
 
     examples = [{"x": torch.ones(4, 4), "task": task} for task in (0, 1)]
     graph = capture_model(Task(), examples[0], other_examples=examples[1:])
-    assert [kind_of(graph, example) for example in examples] == [0, 1]
+    assert [kind_of_batch(graph, example) for example in examples] == [0, 1]
     with pytest.raises(BadInput, match=r"batch\['task'\] is 2, but was 0 at capture"):
-        kind_of(graph, {**examples[0], "task": 2})
+        kind_of_batch(graph, {**examples[0], "task": 2})
 
 
 def test_none_in_place_of_a_tensor_is_a_kind() -> None:
     model, labels = captions(), batch_of(1)["labels"]
     examples = [batch_of(0), {**batch_of(1), "picture": None}]
     graph = capture_model(model, examples[0], loss=loss_of, other_examples=examples[1:])
-    assert [kind_of(graph, example) for example in examples] == [0, 1]
+    assert [kind_of_batch(graph, example) for example in examples] == [0, 1]
     with pytest.raises(BadInput, match="the batch has the keys"):
-        kind_of(graph, {"labels": labels, "words": labels})
+        kind_of_batch(graph, {"labels": labels, "words": labels})
 
 
 def test_a_dimension_of_a_key_that_one_kind_lacks_may_vary() -> None:
@@ -135,6 +135,6 @@ def test_a_dimension_of_a_key_that_one_kind_lacks_may_vary() -> None:
     dynamic: Dynamic = {"sound": {1: "places"}}
     graph = capture_model(Sounds(), heard, dynamic=dynamic, other_examples=[plain])
     assert [len(kind.layout.lengths) for kind in graph.kinds] == [1, 0]
-    assert kind_of(graph, {**plain, "sound": torch.ones(4, 9, 2)}) == 0
+    assert kind_of_batch(graph, {**plain, "sound": torch.ones(4, 9, 2)}) == 0
     with pytest.raises(BadInput, match="dynamic names 'noise', but the batch has no tensor there"):
         capture_model(Sounds(), heard, dynamic={"noise": {1: "n"}}, other_examples=[plain])

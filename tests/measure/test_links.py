@@ -158,7 +158,7 @@ def measured_between_gpus(monkeypatch: pytest.MonkeyPatch, channel: KnownChannel
     monkeypatch.setattr("penstock.measure.links.distributed", channel)
     channel.backend = "nccl"
     monkeypatch.setattr("penstock.measure.links.is_gpu", lambda device: True)
-    monkeypatch.setattr("penstock.measure.links.kind_of", lambda device: "H100")
+    monkeypatch.setattr("penstock.measure.links.device_kind", lambda device: "H100")
     monkeypatch.setattr("penstock.measure.links.identity_of", lambda device: "GPU-0")
     monkeypatch.setattr("penstock.measure.links.usable_bytes", lambda device: 8e10)
     for module in ("links", "clock"):

@@ -12,11 +12,11 @@ from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.cluster.toml_file import find_cluster
 from penstock.costs.infeasible import infeasible
 from penstock.costs.leanest import LeanestSearch, leanest
-from penstock.costs.stage_costs import peak_memory_bytes
+from penstock.costs.stage_costs import plan_peaks_bytes
 from penstock.costs.tables import whole_chain
 from penstock.errors import Infeasible
 from penstock.plan.problem import PlanningProblem
-from penstock.planners.dynamic_program import candidates, table_of
+from penstock.planners.dynamic_program import plans_of_table, table_of
 from penstock.planners.find_plan import find_plan
 from penstock.planners.problem import planning_problem
 from penstock.planners.search.search import PLANNERS
@@ -33,11 +33,11 @@ def test_the_leanest_plan_exists_where_the_exact_table_has_one(problem: Planning
     schedule = "1f1b" if "1f1b" in problem.schedules else problem.schedules[0]
     order = tuple(range(len(problem.cluster.devices)))
     table = table_of(costs, order, min(problem.micro_batch_sizes), schedule)
-    fewest = min((len(found.plan.stages) for found in candidates(table)), default=0)
+    fewest = min((len(found.plan.stages) for found in plans_of_table(table)), default=0)
     assert (len(plan.stages) if plan else 0) == fewest
     if plan:
         memories = [problem.cluster.devices[device].memory_bytes for device in plan.devices]
-        assert all(p <= m for p, m in zip(peak_memory_bytes(problem, plan), memories, strict=True))
+        assert all(p <= m for p, m in zip(plan_peaks_bytes(problem, plan), memories, strict=True))
         assert make_score(problem)(plan) < inf
 
 

@@ -17,7 +17,7 @@ from penstock.planners.bapipe.bapipe import (
     inter_layer_cuts,
     memory_fine_tuned,
     methods_for,
-    pipeline_candidates,
+    straight_pipelines,
 )
 from penstock.planners.bapipe.formulas import features_kept, pace_s
 from penstock.planners.choice import Candidate
@@ -130,7 +130,7 @@ def pipeline_on_chips(name: str, mebibytes: float) -> tuple[Candidate, float]:
     """Its pipeline with micro-batches of one sample, and the simulated seconds."""
     problem = replace(on_chips(name, mebibytes), micro_batch_sizes=(1,), recompute="off")
     one = replace(problem, schedules=("1f1b-as",))
-    (candidate,) = pipeline_candidates(one, recompute=False)
+    (candidate,) = straight_pipelines(one, recompute=False)
     return candidate, make_score(problem)(candidate.plan)
 
 
@@ -148,7 +148,7 @@ def test_boards_that_stream_keep_the_time_of_the_formula(cluster: str, size: int
     boards = find_cluster(f"bapipe-{cluster}")
     problem = planning_problem(profile, boards, 128, micro_batch_size=size, planner="bapipe")
     one = replace(problem, schedules=("1f1b-as",))
-    (candidate,) = pipeline_candidates(one, recompute=False)
+    (candidate,) = straight_pipelines(one, recompute=False)
     published_s = {"vcu118": 0.449, "vcu129": 0.259, "mixed": 0.324}[cluster]
     assert candidate.estimate_s == pytest.approx(published_s, abs=5e-4)
     assert make_score(problem)(candidate.plan) == pytest.approx(published_s, abs=5e-4)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from planning_strategies import problems
 
 from penstock.cluster.toml_file import find_cluster
-from penstock.costs.stage_costs import estimate_s, peak_memory_bytes
+from penstock.costs.stage_costs import estimate_s, plan_peaks_bytes
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.choice import Candidate
@@ -32,9 +32,9 @@ def test_a_coarse_plan_costs_what_it_costs_in_the_long_chain(problem: PlanningPr
     (wide,) = expanded(iter([Candidate(plan, 1.0)]), cuts)
     assert wide.plan.stages[-1].layers.stop == len(problem.profile.layers)
     assert estimate_s(coarse, plan) == pytest.approx(estimate_s(problem, wide.plan))
-    coarse_peaks = peak_memory_bytes(coarse, plan)
+    coarse_peaks = plan_peaks_bytes(coarse, plan)
     for coarse_bytes, true_bytes in zip(
-        coarse_peaks, peak_memory_bytes(problem, wide.plan), strict=True
+        coarse_peaks, plan_peaks_bytes(problem, wide.plan), strict=True
     ):
         # Only the workspace may be larger: of joined layers it is that of the hungriest each way.
         assert coarse_bytes >= true_bytes * (1 - 1e-9)

@@ -10,7 +10,7 @@ from planning_strategies import problems
 from reference.plain_dapple import every_latency_s, plan_latency_s, slides_s
 
 from penstock.cluster.cluster import Cluster, Device, Host
-from penstock.costs.stage_costs import peak_memory_bytes
+from penstock.costs.stage_costs import plan_peaks_bytes
 from penstock.costs.tables import whole_chain
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
@@ -150,7 +150,7 @@ def test_candidates_have_the_closed_form_of_their_plan_and_fit(problem: Planning
     first = problem.schedules[0]
     for candidate in dapple_candidates(problem):
         limits = [problem.cluster.devices[d].memory_bytes for d in candidate.plan.devices]
-        peaks = peak_memory_bytes(problem, candidate.plan)
+        peaks = plan_peaks_bytes(problem, candidate.plan)
         assert all(peak <= limit for peak, limit in zip(peaks, limits, strict=True))
         if candidate.plan.schedule == first:
             own_s = plan_latency_s(problem, candidate.plan)

@@ -11,14 +11,14 @@ from reference.plain_dynamic_program import plain_best_s
 
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.costs.sharding import with_sharding
-from penstock.costs.stage_costs import estimate_s, peak_memory_bytes
+from penstock.costs.stage_costs import estimate_s, plan_peaks_bytes
 from penstock.costs.tables import whole_chain
 from penstock.errors import Infeasible
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.choice import Candidate
-from penstock.planners.dynamic_program import candidates as table_candidates
 from penstock.planners.dynamic_program import dynamic_program, table_of
+from penstock.planners.dynamic_program import plans_of_table as table_candidates
 from penstock.planners.spp.partition import PartitionTable
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.simulate.score import predict_plan
@@ -108,7 +108,7 @@ def test_memory_by_the_planners_formula_is_the_simulators(problem: PlanningProbl
         plan = candidate.plan
         prediction = predicted(problem, plan)
         expected = [prediction.peak_memory_bytes[device] for device in plan.devices]
-        assert list(peak_memory_bytes(problem, plan)) == pytest.approx(expected, rel=ROUNDING)
+        assert list(plan_peaks_bytes(problem, plan)) == pytest.approx(expected, rel=ROUNDING)
 
 
 def layer(name: str, seconds: float, parameter_bytes: int) -> LayerCost:

@@ -17,7 +17,7 @@ from penstock.costs.tables import ChainCosts, whole_chain
 from penstock.plan.plan import Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.coarse_chain import device_line
-from penstock.planners.gpipe import balanced, gpipe
+from penstock.planners.gpipe import balanced_blocks, gpipe
 from penstock.planners.piper import piper_table
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 
@@ -56,7 +56,9 @@ def test_blocks_are_the_exact_min_max_partition_weighted_by_speed(
     speeds = speeds[: len(times)]
     problem = PlanningProblem(chain(times), line_of(speeds), 4, (1,), schedules=("gpipe",))
     chain_costs = ChainCosts(problem, tuple(range(len(times) + 1)))
-    plan = balanced(chain_costs, tuple(range(len(speeds))), 1, "gpipe", "off").plan(0, "gpipe")
+    plan = balanced_blocks(chain_costs, tuple(range(len(speeds))), 1, "gpipe", "off").plan(
+        0, "gpipe"
+    )
     cuts = (0, *(stage.layers.stop for stage in plan.stages))
 
     def longest(ends: tuple[int, ...]) -> float:

@@ -21,7 +21,7 @@ from penstock.plan.json_file import read_plan
 from penstock.plan.pins import read_pins
 from penstock.plan.plan import Plan
 from penstock.planners.find_plan import find_plan
-from penstock.planners.pinned import pinned
+from penstock.planners.pinned import best_pinned
 from penstock.planners.problem import planning_problem, with_pins
 from penstock.planners.search.every_plan import every_placement, every_variant
 from penstock.profile.model_profile import ModelProfile
@@ -85,7 +85,7 @@ def test_plans_of_every_kind_of_schedule_keep_pins(
     problem = planning_problem(
         small_profile, small_cluster, 16, micro_batch_size=4, schedule=schedule, pins=pins
     )
-    plan = pinned(problem, make_score(problem))
+    plan = best_pinned(problem, make_score(problem))
     assert (plan.schedule, len(plan.stages)) == (schedule, 4)
     assert plan.stages[-1].layers == range(7, 8) and 1 in plan.stages[1].layers
 
@@ -159,7 +159,7 @@ def test_groups_with_several_stages_have_equal_work_beside_a_pinned_stage(
     problem = planning_problem(
         profile, small_cluster, 16, micro_batch_size=2, schedule="interleaved", pins=pins
     )
-    plan = pinned(problem, make_score(problem))
+    plan = best_pinned(problem, make_score(problem))
     work = Counter[tuple[int, ...]]()
     for stage in plan.stages[:-1]:
         work[stage.devices] += len(stage.layers)

@@ -17,7 +17,7 @@ from penstock.cluster.cluster import Cluster, Device, Host, Link
 from penstock.cluster.toml_file import find_cluster
 from penstock.costs.stage_costs import (
     depths_of,
-    peak_memory_bytes,
+    plan_peaks_bytes,
     stage_seconds,
     transfer,
 )
@@ -123,7 +123,7 @@ def fits(problem: PlanningProblem, plan: Plan) -> bool:
     devices = problem.cluster.devices
     return all(
         peak <= devices[device].memory_bytes
-        for peak, device in zip(peak_memory_bytes(problem, plan), plan.devices, strict=True)
+        for peak, device in zip(plan_peaks_bytes(problem, plan), plan.devices, strict=True)
     )
 
 

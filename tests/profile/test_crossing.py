@@ -3,7 +3,7 @@
 from reference.crossing import crossing
 
 from penstock.costs.link_bound import sent_tensors
-from penstock.planners.coarse_chain import joined
+from penstock.planners.coarse_chain import merged_runs
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 
 
@@ -25,7 +25,7 @@ def test_tensors_of_one_name_in_two_layers_are_two() -> None:
     edges = tuple(Edge(i, 2, "x", Affine(0.0, 10.0 + i), one) for i in (0, 1))
     profile = ModelProfile("three", layers, edges)
     assert profile.by_block.layers[2].saved_bytes == Affine(0.0, 21.0)
-    coarse = joined(profile, (0, 2, 3, 4), 1)
+    coarse = merged_runs(profile, (0, 2, 3, 4), 1)
     assert sum(edge.bytes.at(1) for edge in coarse.edges) == 21.0
     assert len({edge.made for edge in coarse.edges}) == 2
     assert sorted(sent_tensors(profile, 1)) == [(11.0, 0, 2), (12.0, 1, 2)]

@@ -22,10 +22,10 @@ from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
 from penstock.cluster.toml_file import local_cluster
 from penstock.errors import BadInput
-from penstock.measure.same_work import parameters_of
+from penstock.measure.same_work import parameter_bytes_of
 from penstock.plan.plan import Stage
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
-from penstock.runtime.measured_memory import lasting_tensors, storage_bytes
+from penstock.runtime.measured_memory import distinct_bytes, lasting_tensors
 from penstock.runtime.options import Update
 from penstock.runtime.tables import Constraints
 from penstock.simulate.catalogue import Catalogue
@@ -115,7 +115,7 @@ def plainly(case: Case) -> tuple[list[float], dict[str, torch.Tensor]]:
 
 def lasting_bytes(graph: LayerGraph, layers: range) -> float:
     """What the simulator counts for a stage between steps, with Adam's two moments."""
-    own, shared = parameters_of(graph)
+    own, shared = parameter_bytes_of(graph)
     nothing = Affine()
     costs = [LayerCost("", nothing, nothing, nothing, *sizes) for sizes in own]
     catalogue = Catalogue(ModelProfile("", tuple(costs), shared=shared), local_cluster(1, 1, 1e9))
@@ -152,10 +152,10 @@ def trained(name: str, schedule: str, replicas: Sequence[int]) -> dict[str, Any]
                 n for n, p in pipe.named_parameters() if not p.requires_grad and p.grad is not None
             ],
             "trained": sum(p.nbytes for p in pipe.parameters()),
-            "held": storage_bytes(p for _, p in pipe.named_parameters()),
+            "held": distinct_bytes(p for _, p in pipe.named_parameters()),
             "summed": sum(b.flat.nbytes for b in engine.buckets.buckets),
             "state": sum(t.nbytes for t in kept.values() if t.dim()),
-            "lasting": storage_bytes(lasting_tensors(engine, pipe._training))
+            "lasting": distinct_bytes(lasting_tensors(engine, pipe._training))
             - sum(t.nbytes for t in kept.values() if not t.dim()),
             "counts": sum(b.arrived.nbytes for b in engine.buckets.buckets),
             "predicted": sum(

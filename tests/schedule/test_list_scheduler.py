@@ -13,7 +13,13 @@ from penstock.schedule.searched.automatic_zero_bubble import fitting_schedules
 from penstock.schedule.searched.bound import makespan_bound_s
 from penstock.schedule.searched.list_arrays import arrays_of, list_order, quick_bound_s
 from penstock.schedule.searched.list_scheduler import HANDCRAFTED, list_schedule
-from penstock.schedule.searched.list_search import CHOICES, Draws, drawn, schedule_of, wishes_of
+from penstock.schedule.searched.list_search import (
+    CHOICES,
+    Draws,
+    decoded_schedule,
+    drawn,
+    wishes_of,
+)
 from penstock.schedule.shape import PipelineShape, StageCost
 from penstock.schedule.validate import validate
 
@@ -33,7 +39,7 @@ def test_no_policy_deadlocks_or_exceeds_a_limit(
     order, end_s = list_order(arrays, wishes, np.inf)
     # A play that may end in time is not given up.
     assert list_order(arrays, wishes, end_s + 1e-6)[1] == end_s
-    schedule = schedule_of(order, arrays, shape)
+    schedule = decoded_schedule(order, arrays, shape)
     validate(schedule, shape)
     # The clock starts everything as soon as the order allows; a policy may have waited.
     assert makespan_s(schedule, shape) <= end_s * (1 + 1e-9)

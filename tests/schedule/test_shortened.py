@@ -3,7 +3,7 @@
 import pytest
 from schedule_shapes import placed
 
-from penstock.runtime.micro_batches import shortened
+from penstock.runtime.micro_batches import with_fewer_micro_batches
 from penstock.schedule.families.early_backward import gpipe, one_f_one_b
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import PipelineShape
@@ -21,7 +21,7 @@ def test_it_can_be_played_and_holds_no_more(name: str, recompute: bool) -> None:
         peaks = in_flight_peaks(schedule, whole)
         for micro_batches in range(1, 10):
             shape = with_recompute(placed(style, groups, micro_batches, rounds), recompute, peaks)
-            validate(shortened(schedule, shape), shape)
+            validate(with_fewer_micro_batches(schedule, shape), shape)
 
 
 def with_recompute(
@@ -42,4 +42,4 @@ def test_families_that_do_not_look_ahead_are_as_if_made_for_it() -> None:
         whole = make(PipelineShape(4, 9))
         for micro_batches in range(1, 10):
             shape = PipelineShape(4, micro_batches)
-            assert shortened(whole, shape) == make(shape)
+            assert with_fewer_micro_batches(whole, shape) == make(shape)

@@ -13,7 +13,7 @@ from strategies import Case, cases
 
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.costs.leanest import leanest
-from penstock.costs.stage_costs import peak_memory_bytes
+from penstock.costs.stage_costs import plan_peaks_bytes
 from penstock.costs.tables import whole_chain
 from penstock.errors import BadInput
 from penstock.plan.json_file import plan_from_json, plan_to_json
@@ -85,7 +85,7 @@ def test_engines_agree_on_plans_that_recompute_by_block_and_divide(
     workload = workload_of(made, case.profile, case.cluster, order_of(made))
     trace = play(workload)
     np.testing.assert_allclose(compiled.play(workload).actions, trace.actions, 1e-9, 1e-9)
-    found_s = compiled.iteration_s(workload.parts, compiled.orders_of(workload))
+    found_s = compiled.played_s(workload.parts, compiled.orders_of(workload))
     assert found_s == pytest.approx(trace.iteration_s)
 
 
@@ -127,4 +127,4 @@ def test_the_leanest_plan_fits_and_planners_count_its_bytes_as_the_simulator_doe
         optimizer_bytes_per_parameter_byte=free.optimizer_bytes_per_parameter_byte,
     )
     found = [prediction.peak_memory_bytes[device] for device in plan.devices]
-    assert found == pytest.approx(peak_memory_bytes(free, plan))
+    assert found == pytest.approx(plan_peaks_bytes(free, plan))

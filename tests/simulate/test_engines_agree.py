@@ -41,7 +41,7 @@ def test_the_compiled_engine_equals_the_plain_one(case: Case) -> None:
     trace = plain.play(workload)
     assert_equal(compiled.play(workload), trace)
     assert isclose(
-        compiled.iteration_s(workload.parts, compiled.orders_of(workload)),
+        compiled.played_s(workload.parts, compiled.orders_of(workload)),
         trace.iteration_s,
         rel_tol=RELATIVE,
     )

@@ -38,7 +38,7 @@ def test_the_compiled_engine_equals_the_plain_one(seed: int) -> None:
     _, workload, trace = played(seed)
     assert_same_spans(workload, trace)
     orders = compiled.orders_of(workload)
-    assert compiled.iteration_s(workload.parts, orders) == pytest.approx(trace.iteration_s)
+    assert compiled.played_s(workload.parts, orders) == pytest.approx(trace.iteration_s)
 
 
 @pytest.mark.parametrize("seed", range(5000, 5060))

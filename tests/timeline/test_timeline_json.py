@@ -13,7 +13,7 @@ from penstock.timeline.json_file import (
     read_timeline,
     timeline_from_json,
     timeline_to_json,
-    write_timeline,
+    write_timeline_json,
 )
 from penstock.timeline.timeline import Event, MemorySample, Timeline
 
@@ -48,7 +48,7 @@ def test_a_timeline_is_read_back_as_written(timeline: Timeline) -> None:
 
 def test_a_file_is_read_back_as_written(tmp_path: Path) -> None:
     timeline = Timeline((Event(0, "F", 0, 0, 0.0, 1.0),), 1, (MemorySample(0, 0.0, 1.0),), "a run")
-    write_timeline(timeline, tmp_path / "t.json")
+    write_timeline_json(timeline, tmp_path / "t.json")
     assert read_timeline(tmp_path / "t.json") == timeline
 
 
@@ -93,4 +93,4 @@ def test_a_missing_file_and_a_missing_folder_are_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="nowhere"):
         read_timeline(tmp_path / "nowhere.json")
     with pytest.raises(BadInput, match="nowhere"):
-        write_timeline(Timeline((), 1), tmp_path / "nowhere" / "t.json")
+        write_timeline_json(Timeline((), 1), tmp_path / "nowhere" / "t.json")

@@ -18,7 +18,7 @@ from penstock.advice.path_shares import (
     utilisations,
 )
 from penstock.cluster.cluster import Cluster, with_boundless_memory
-from penstock.costs.stage_costs import peak_memory_bytes
+from penstock.costs.stage_costs import plan_peaks_bytes
 from penstock.files import Json
 from penstock.plan.plan import Plan, with_cut, with_recompute
 from penstock.plan.problem import PlanningProblem
@@ -92,7 +92,7 @@ def changes_of(plan: Plan, stage: int) -> Iterator[Change]:
 
 def fullest_device(problem: PlanningProblem, plan: Plan) -> Fullness:
     """The device with the largest part of its memory needed by ``plan``."""
-    peaks = dict(zip(plan.devices, peak_memory_bytes(problem, plan), strict=True))
+    peaks = dict(zip(plan.devices, plan_peaks_bytes(problem, plan), strict=True))
     return fullest_of(problem.cluster, peaks)
 
 

@@ -14,7 +14,7 @@ from penstock.capture.batch.call import BatchCall, loss_function
 from penstock.capture.batch.layout import (
     BatchLayout,
     RowsOf,
-    key_of,
+    key_in_batch,
     layouts_of,
 )
 from penstock.capture.batch.lengths import Dynamic
@@ -209,7 +209,7 @@ def the_only_one(
     """The graph by the one layout with which the program runs on parts of the batch."""
     found, problems = list[LayerGraph](), list[PenstockError]()
     for layout in layouts:
-        taken = [i for i in sorted(layout.shared) if key_of(layout.paths[i]) not in said]
+        taken = [i for i in sorted(layout.shared) if key_in_batch(layout.paths[i]) not in said]
         names = ", ".join(layout.leaves[i].name for i in taken)
         try:
             graph = recorded(layout)
@@ -223,7 +223,7 @@ def the_only_one(
             continue
         mixing = graph.recorded.parts.mixing or graph.whole_loss
         if names and mixing:
-            zeros = {key_of(layout.paths[i]): 0 for i in taken}
+            zeros = {key_in_batch(layout.paths[i]): 0 for i in taken}
             problems.append(
                 BadInput(
                     f"it is not clear whether all {layout.batch_size} samples share {names}, since "
@@ -243,7 +243,8 @@ def the_only_one(
         unlike = [i for i in sorted(read) if one.leaves[i].rows != other.leaves[i].rows]
         if unlike:
             ways = [
-                {key_of(own.paths[i]): own.leaves[i].rows for i in unlike} for own in (one, other)
+                {key_in_batch(own.paths[i]): own.leaves[i].rows for i in unlike}
+                for own in (one, other)
             ]
             raise BadInput(
                 f"the batch does not show which of its tensors all samples share (0 rows each): "

@@ -34,9 +34,9 @@ def joined_graph(graphs: Sequence[LayerGraph], examples: Sequence[Batch]) -> Lay
         own.kinds = (cut, *cuts)
     found = replace(first, others=tuple(others))
     for number, example in enumerate(examples):
-        if kind_of(found, example) != number:
+        if kind_of_batch(found, example) != number:
             raise BadInput(
-                f"examples {kind_of(found, example)} and {number} have the same keys and "
+                f"examples {kind_of_batch(found, example)} and {number} have the same keys and "
                 f"constants, so batches do not show of which kind they are; leave one out"
             )
     return found
@@ -53,7 +53,7 @@ def named_in(
     }
 
 
-def kind_of(graph: LayerGraph, batch: Batch, *, for_outputs: bool = False) -> int:
+def kind_of_batch(graph: LayerGraph, batch: Batch, *, for_outputs: bool = False) -> int:
     """The number of the kind of a batch: the first whose example it is like.
 
     Batches ``for_outputs`` may lack what is not read for these; they are of the kind that knows

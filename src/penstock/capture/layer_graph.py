@@ -33,7 +33,7 @@ from penstock.capture.record.absent import Absent, release
 from penstock.capture.record.example import Recorded
 from penstock.capture.record.model_and_loss import UserProgram, WholeModule
 from penstock.capture.record.model_outputs import StructuredOutputs, flatten_outputs
-from penstock.capture.record.model_state import StatePlace, place_of
+from penstock.capture.record.model_state import StatePlace, place_of_state
 from penstock.capture.record.sizes import BatchSize
 from penstock.errors import BadInput, shortened
 from penstock.text import counted, html_table
@@ -219,7 +219,7 @@ class LayerGraph:
 
     def state_snapshot(self, *further: Place) -> Callable[[], None]:
         """A function that puts what forward changes, on this rank, back to what it is now."""
-        units = (place_of(self.program, place) for _, place in self.recorded.unit_changes)
+        units = (place_of_state(self.program, place) for _, place in self.recorded.unit_changes)
         return self.state.snapshot([*units, *further])
 
     @property

@@ -32,7 +32,7 @@ def is_quantised(parameter: torch.Tensor) -> bool:
     return is_wrapper(parameter) or (own and parameter.dtype in (torch.uint8, torch.int8))
 
 
-def parts_of(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+def plain_parts(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
     """The plain tensors of a tensor, called ``<name>.<part>``; itself, where it wraps none."""
     if not is_wrapper(tensor):
         found = {name: tensor}
@@ -42,12 +42,12 @@ def parts_of(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
         return found
     names, _ = wrapper_of(tensor).__tensor_flatten__(tensor)
     inner = ((f"{name}.{part}", getattr(tensor, part)) for part in names)
-    return {own: plain for part, held in inner for own, plain in parts_of(part, held).items()}
+    return {own: plain for part, held in inner for own, plain in plain_parts(part, held).items()}
 
 
 def value_bytes(tensor: torch.Tensor) -> int:
     """The bytes of a tensor's values."""
-    return sum(plain.numel() * plain.element_size() for plain in parts_of("", tensor).values())
+    return sum(plain.numel() * plain.element_size() for plain in plain_parts("", tensor).values())
 
 
 def rebuilt(name: str, like: torch.Tensor, values: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -111,14 +111,14 @@ def of_devices() -> Iterator[Finding]:
         return
     import torch
 
-    from penstock.device import free_memory, kind_of, seen_gpus
+    from penstock.device import device_kind, free_memory, seen_gpus
 
     gpus = seen_gpus()
     if not gpus:
         yield Finding("GPUs", f"none that torch {torch.__version__} sees; ranks compute on cores")
     for gpu in gpus:
         left = size_text(free_memory(gpu).bytes)
-        yield Finding(f"GPU {gpu.index}", f"{kind_of(gpu)}, {left} free")
+        yield Finding(f"GPU {gpu.index}", f"{device_kind(gpu)}, {left} free")
     if gpus:
         has = torch.distributed.is_nccl_available()
         remedy = "" if has else "this torch lacks it; install a build with NCCL for several GPUs"

@@ -45,7 +45,7 @@ def plan(
     from penstock.plan.problem import other_kinds_words
     from penstock.planners.problem import member_named
     from penstock.planners.search.search import PLANNERS
-    from penstock.planners.tensor_groups import sizes_of
+    from penstock.planners.tensor_groups import group_sizes
 
     member_named(PLANNERS, planner, "planner")
     terminal.check_places(out, csv)
@@ -53,7 +53,7 @@ def plan(
     costs = problem.profile
     terminal.note(other_kinds_words(costs, problem.cluster))
     terminal.note(unknown_memory_words(problem.cluster))
-    sizes = sizes_of(tensor_parallel)
+    sizes = group_sizes(tensor_parallel)
     with planning_progress(terminal) as progress:
         found = found_and_assessed(problem, planner, sizes, (time_limit, effort), explain, progress)
     assessed, planned, own, planning_s = found

@@ -61,7 +61,7 @@ def simulate(
     from penstock.plan.problem import other_kinds_words
     from penstock.report.timeline_files import check_timeline_path
     from penstock.simulate.local_sgd import meeting_price
-    from penstock.timeline.json_file import timeline_to_json, write_timeline
+    from penstock.timeline.json_file import timeline_to_json, write_timeline_json
 
     if picture:
         check_timeline_path(picture)
@@ -87,7 +87,7 @@ def simulate(
     if timeline:
         values["timeline"] = timeline_to_json(after.timeline)
     if out:
-        write_timeline(after.timeline, out)
+        write_timeline_json(after.timeline, out)
     machines = after.problem.cluster
     if picture:
         draw_simulation(picture, after)

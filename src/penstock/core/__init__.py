@@ -9,14 +9,14 @@ from pathlib import Path
 import penstock
 from penstock.errors import BadInput
 
-__all__ = ["check_core", "digest"]
+__all__ = ["check_core", "digest_of_sources"]
 
 FOLDER = Path(__file__).parent
 
 REMEDY = "run: pip install -e . (or, without installing, python build_backend/penstock_build.py)"
 
 
-def digest(folder: Path) -> str:
+def digest_of_sources(folder: Path) -> str:
     """A digest of the C++ files of a folder; empty if it has none, as in an installed package."""
     files = sorted(path for path in folder.iterdir() if path.suffix in (".cpp", ".hpp"))
     parts = (sha256(path.read_bytes()).hexdigest() for path in files)
@@ -30,7 +30,7 @@ def check_core(version: str, sources: str, folder: Path = FOLDER) -> None:
             f"the compiled core is of version {version} and the package of version "
             f"{penstock.__version__}; install the package again"
         )
-    if digest(folder) not in ("", sources):
+    if digest_of_sources(folder) not in ("", sources):
         raise BadInput(f"the compiled core was built from other C++ files than {folder}; {REMEDY}")
 
 

@@ -6,7 +6,7 @@ from math import ceil, floor, log10
 
 from penstock.cluster.cluster import Device
 from penstock.costs.leanest import device_orders, leanest
-from penstock.costs.stage_costs import device_memory_bytes, peak_memory_bytes
+from penstock.costs.stage_costs import device_memory_bytes, plan_peaks_bytes
 from penstock.costs.tables import ChainCosts, whole_chain
 from penstock.errors import Infeasible
 from penstock.plan.plan import Plan, Stage
@@ -61,7 +61,7 @@ def infeasible(problem: PlanningProblem, planner: str) -> Infeasible:
             f"{list(problem.micro_batch_sizes)}; allow other micro-batch sizes"
         )
     whole_bytes = needed / (1 - problem.memory_reserve)
-    remedies["memory"] = f"use devices with {size_text(whole_bytes)}"
+    remedies["memory"] = f"use devices with {rounded_up_text(whole_bytes)}"
     return Infeasible(
         f"no plan fits: {fullest_stage(problem, enough)}; {' or '.join(remedies.values())}"
     )
@@ -87,7 +87,7 @@ def planner_too_narrow(problem: PlanningProblem, planner: str, fitting: Plan) ->
     )
     return Infeasible(
         f"planner '{planner}' finds no plan that fits: all layers on one device need "
-        f"{size_text(needed)} even for {rows} samples, and {room_text(largest)}; use planner "
+        f"{rounded_up_text(needed)} even for {rows} samples, and {room_text(largest)}; use planner "
         f"'search', which cuts the model into stages"
     )
 
@@ -176,7 +176,7 @@ def least_that(holds: Callable[[int], bool], most: int) -> int:
 
 def fullest_stage(problem: PlanningProblem, plan: Plan) -> str:
     """The stage of a plan that exceeds its device's memory most, as a sentence."""
-    peaks = peak_memory_bytes(problem, plan)
+    peaks = plan_peaks_bytes(problem, plan)
     excess = [
         peak - problem.cluster.devices[device].memory_bytes
         for peak, device in zip(peaks, plan.devices, strict=True)
@@ -186,7 +186,7 @@ def fullest_stage(problem: PlanningProblem, plan: Plan) -> str:
     stage = next(s for s, stage in enumerate(plan.stages) if device in stage.devices)
     room = room_text(problem.cluster.devices[device])
     return (
-        f"even in the leanest plan stage {stage} needs {size_text(peaks[index])} on device "
+        f"even in the leanest plan stage {stage} needs {rounded_up_text(peaks[index])} on device "
         f"{device}, and {room}"
     )
 
@@ -197,15 +197,15 @@ def room_text(device: Device) -> str:
     >>> room_text(Device("V100", 15.2e9, reserved_bytes=0.8e9))
     'V100 has 15.2 GB beside a memory reserve of 800 MB'
     """
-    words = f"{device.kind} has {size_text(device.memory_bytes)}"
+    words = f"{device.kind} has {rounded_up_text(device.memory_bytes)}"
     reserve = device.reserved_bytes
-    return f"{words} beside a memory reserve of {size_text(reserve)}" if reserve else words
+    return f"{words} beside a memory reserve of {rounded_up_text(reserve)}" if reserve else words
 
 
-def size_text(size_bytes: float) -> str:
+def rounded_up_text(size_bytes: float) -> str:
     """Bytes in a readable form, rounded up to four digits, so that they are enough.
 
-    >>> size_text(16e9), size_text(1234567)
+    >>> rounded_up_text(16e9), rounded_up_text(1234567)
     ('16 GB', '1.235 MB')
     """
     unit, scale = next(

@@ -59,7 +59,7 @@ def leanest(
     depth = depth_function(schedule)
     first: dict[Device, int] = {}
     kinds = [first.setdefault(device, len(first)) for device in devices]
-    windows = [windows_of(devices, kinds, size, w) for w in widths_for(size, len(devices))]
+    windows = [windows_of_devices(devices, kinds, size, w) for w in widths_for(size, len(devices))]
     most = min(len(devices), layers, problem.max_stages or layers)
     depths = [depth(stages, micro_batches) for stages in range(1, most + 1)]
     search = LeanestSearch(problem, chain, devices, windows, depths)
@@ -234,7 +234,7 @@ def widths_for(size: int, devices: int) -> list[int]:
     return sorted({*range(1, min(most, ALL_WIDTHS) + 1), *doubled, most})
 
 
-def windows_of(
+def windows_of_devices(
     devices: Sequence[Device], device_kinds: Sequence[int], size: int, width: int
 ) -> DeviceWindows:
     index: dict[Load, int] = {}

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from penstock.core.native import RunBytes
 from penstock.costs.stage_costs import run_bytes, stage_seconds, state_bytes, transfer
-from penstock.plan.plan import Plan, Stage, in_order
+from penstock.plan.plan import Plan, Stage, with_order
 from penstock.plan.problem import PlanningProblem
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import StageCost
@@ -14,7 +14,7 @@ from penstock.schedule.shape import StageCost
 def priced(problem: PlanningProblem, plan: Plan) -> Plan:
     """The plan with the costs that its schedule needs; the planners' own schedules need none."""
     if FAMILIES[plan.schedule].is_planned:
-        return in_order(plan, plan.schedule, plan.in_flight_limit)
+        return with_order(plan, plan.schedule, plan.in_flight_limit)
     return with_costs(problem, plan)
 
 
@@ -36,7 +36,7 @@ def with_costs(problem: PlanningProblem, plan: Plan) -> Plan:
         cost_of_stage(problem, plan, index, replica_of[stage.devices])
         for index, stage in enumerate(plan.stages)
     )
-    return in_order(plan, plan.schedule, plan.in_flight_limit, costs, tuple(rooms))
+    return with_order(plan, plan.schedule, plan.in_flight_limit, costs, tuple(rooms))
 
 
 def cost_of_stage(problem: PlanningProblem, plan: Plan, index: int, replica: int) -> StageCost:

@@ -176,7 +176,7 @@ def device_memory_bytes(problem: PlanningProblem, stage: Stage, rows: int, in_fl
     return held + in_flight * run.saved
 
 
-def peak_memory_bytes(problem: PlanningProblem, plan: Plan) -> tuple[float, ...]:
+def plan_peaks_bytes(problem: PlanningProblem, plan: Plan) -> tuple[float, ...]:
     """Peak bytes of every device of ``plan``, in the order of ``plan.devices``."""
     return tuple(
         device_memory_bytes(problem, stage, rows, in_flight)

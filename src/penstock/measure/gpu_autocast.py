@@ -60,7 +60,9 @@ def overloads_of(name: str) -> Iterator[Any]:
 def taking_float32(operator: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         with torch.autocast("cpu", enabled=False):
-            return operator(*map(wide, args), **{key: wide(own) for key, own in kwargs.items()})
+            return operator(
+                *map(in_float32, args), **{key: in_float32(own) for key, own in kwargs.items()}
+            )
 
     return call
 
@@ -77,6 +79,6 @@ def giving_float32(operator: Any) -> Callable[..., Any]:
     return call
 
 
-def wide(value: Any) -> Any:
+def in_float32(value: Any) -> Any:
     """A tensor of a lower type in float32; all else as it is."""
     return value.float() if isinstance(value, torch.Tensor) and value.dtype in HALVES else value

@@ -17,7 +17,7 @@ from penstock.capture.forward.stage_module import StageProgram
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.record.stand_ins import is_on_meta
 from penstock.capture.record.torch_calls import CountedNorms
-from penstock.device import allocated_bytes, begin_peak, keep_freed_memory, kind_of, peak_bytes
+from penstock.device import allocated_bytes, begin_peak, device_kind, keep_freed_memory, peak_bytes
 from penstock.errors import BadInput
 from penstock.machine import without_collecting
 from penstock.measure.affine_fit import fit_affine, whole_bytes
@@ -33,7 +33,7 @@ from penstock.measure.layer_runs import (
     walk,
 )
 from penstock.measure.machine_load import Spread
-from penstock.measure.same_work import edges_of, parameters_of, work_of
+from penstock.measure.same_work import edges_of, parameter_bytes_of, work_of
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
 from penstock.runtime.stage.batch_norm import SynchronisedBatchNorm
 from penstock.text import counted
@@ -222,7 +222,7 @@ def measure(
         stage_forward_s=whole.further.forward_s if whole else 0.0,
         stage_backward_s=whole.further.backward_s if whole else 0.0,
         source=f"measured on {device.type}, {counted(torch.get_num_threads(), 'thread')}",
-        device=kind_of(device),
+        device=device_kind(device),
         notes=tuple(notes),
     )
 
@@ -239,7 +239,7 @@ def profile_from(
     costs: Sequence[Sequence[tuple[PassSeconds, LayerBytes]]],
 ) -> ModelProfile:
     """The profile by the layers' affine costs, from ``costs[k][layer]`` at each batch size."""
-    own, shared = parameters_of(graph)
+    own, shared = parameter_bytes_of(graph)
 
     def cost(index: int, name: str) -> LayerCost:
         def fit(of: Callable[[PassSeconds, LayerBytes], float]) -> Affine:

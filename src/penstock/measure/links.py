@@ -16,7 +16,7 @@ from torch import distributed
 
 from penstock.cluster.cluster import Cluster, Device, Host, Link
 from penstock.cluster.toml_file import local_cluster
-from penstock.device import free_memory, identity_of, is_gpu, kind_of, memory_bytes_of
+from penstock.device import device_kind, free_memory, identity_of, is_gpu, memory_bytes_of
 from penstock.errors import BadInput
 from penstock.machine import usable_cores
 from penstock.measure.affine_fit import fit_affine
@@ -109,8 +109,8 @@ def measure_pairs(
     """The ranks of the running process group, and the links between pairs of them.
 
     Every rank must call this, and all get the same result. The two ranks of a pair send messages of
-    several sizes back and forth. `rounds_of` says which pairs do so at the same time. Without a
-    ``carrier`` the default group carries them from the memory of ``device``.
+    several sizes back and forth. `disjoint_rounds` says which pairs do so at the same time. Without
+    a ``carrier`` the default group carries them from the memory of ``device``.
     """
     if not distributed.is_initialized():
         raise BadInput(
@@ -124,7 +124,7 @@ def measure_pairs(
     step_s = measured_sum_step(carrier)
     member = replace(this_member(own_device), by_nccl=by_nccl, sum_step_s=step_s)
     members = gathered_members(member, carrier)
-    rounds = rounds_of(places_of(members))
+    rounds = disjoint_rounds(ranks_of_hosts(members))
     pairs = [pair for together in rounds for pair in together]
     # The lower rank of a pair measures it, all others add zeros.
     figures = torch.zeros(len(pairs), len(fields(MeasuredLink)), dtype=torch.float64, device=where)
@@ -135,7 +135,7 @@ def measure_pairs(
         for pair in together:
             if rank in pair and (link := measured_pair(*pair, carrier)):
                 own[pair] = link
-    for crowd in crowds_of(places_of(members)) if is_gpu(where) else ():
+    for crowd in crowds_of(ranks_of_hosts(members)) if is_gpu(where) else ():
         distributed.barrier(group)
         for pair in crowd:
             if rank in pair:
@@ -150,14 +150,14 @@ def measure_pairs(
     return members, dict(zip(pairs, links, strict=True))
 
 
-def rounds_of(hosts: Sequence[Sequence[int]]) -> list[list[tuple[int, int]]]:
+def disjoint_rounds(hosts: Sequence[Sequence[int]]) -> list[list[tuple[int, int]]]:
     """Pairs of ranks by round, so that no two pairs of a round use the same link or port.
 
     ``hosts`` are the ranks of each host. Inside a host all pairs are measured, one in each round.
     Of two hosts each rank is measured with the one in the same place. Every round pairs each host
     with another one at most (the circle method for tournaments), so few rounds do for many hosts.
 
-    >>> rounds_of([[0, 1], [2, 3], [4, 5]])
+    >>> disjoint_rounds([[0, 1], [2, 3], [4, 5]])
     [[(0, 1), (2, 3), (4, 5)], [(2, 4)], [(3, 5)], [(0, 4)], [(1, 5)], [(0, 2)], [(1, 3)]]
     """
     inside = zip_longest(*(combinations(ranks, 2) for ranks in hosts))
@@ -193,7 +193,7 @@ def crowds_of(hosts: Sequence[Sequence[int]]) -> list[list[tuple[int, int]]]:
     return [crowd for crowd in crowds if crowd]
 
 
-def places_of(members: Sequence[Member]) -> list[list[int]]:
+def ranks_of_hosts(members: Sequence[Member]) -> list[list[int]]:
     """The ranks of each host."""
     hosts: dict[tuple[str, str], list[int]] = defaultdict(list)
     for rank, member in enumerate(members):
@@ -217,7 +217,7 @@ def this_member(device: torch.device) -> Member:
     host, node = socket.gethostname(), os.environ.get("GROUP_RANK", "")
     cores = 0 if is_gpu(device) else usable_cores()
     memory_bytes, identity = usable_bytes(device), identity_of(device)
-    return Member(host, kind_of(device), memory_bytes, cores, node, identity)
+    return Member(host, device_kind(device), memory_bytes, cores, node, identity)
 
 
 def usable_bytes(device: torch.device) -> float:
@@ -352,7 +352,7 @@ def measured_link(
 def cluster_alone(device: torch.device) -> Cluster:
     """A rank without others, which computes on ``device``."""
     if is_gpu(device):
-        own = Device(kind_of(device), usable_bytes(device))
+        own = Device(device_kind(device), usable_bytes(device))
         return Cluster("local-1", (Host("localhost", (own,), 0.0),))
     return local_cluster(1, usable_cores(), memory_bytes_of(device))
 

@@ -114,7 +114,7 @@ class _Described:
         return key, self(value)
 
 
-def parameters_of(
+def parameter_bytes_of(
     graph: LayerGraph,
 ) -> tuple[list[tuple[int, int]], tuple[SharedParameter, ...]]:
     """The bytes of each layer's own parameters and of its buffers; and shared parameters.

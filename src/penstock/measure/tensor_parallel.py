@@ -42,7 +42,7 @@ def with_tensor_parallel(profile: ModelProfile, graph: LayerGraph, batch: Batch)
             f"profile '{profile.name}' has {len(profile.layers)} layers and model {graph.name} "
             f"{len(graph.layer_names)}; profile this captured model"
         )
-    dims, exchanged = divided_of(graph, batch)
+    dims, exchanged = divided_parts(graph, batch)
     layers = len(profile.layers)
     whole, shared = [0.0] * layers, [0.0] * layers
     sums, sum_bytes = [0.0] * layers, [0.0] * layers
@@ -61,7 +61,7 @@ def with_tensor_parallel(profile: ModelProfile, graph: LayerGraph, batch: Batch)
     return replace(profile, tensor_parallel=costs)
 
 
-def divided_of(
+def divided_parts(
     graph: LayerGraph, batch: Batch
 ) -> tuple[dict[str, int], dict[str, tuple[float, float]]]:
     """The parts that the graph's function divides, found without values or other processes.

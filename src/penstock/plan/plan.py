@@ -230,7 +230,7 @@ class Plan:
         )
 
 
-def in_order(
+def with_order(
     plan: Plan,
     schedule: str,
     in_flight_limit: tuple[int, ...] = (),

@@ -47,11 +47,11 @@ def coarse_problem(problem: PlanningProblem, most: int) -> tuple[PlanningProblem
     if len(cuts) == len(problem.profile.layers) + 1:
         return problem, cuts
     stages = min(problem.max_stages, len(cuts) - 1)
-    profile = joined(problem.profile, cuts, max(problem.micro_batch_sizes))
+    profile = merged_runs(problem.profile, cuts, max(problem.micro_batch_sizes))
     return replace(problem, profile=profile, max_stages=stages), cuts
 
 
-def joined(profile: ModelProfile, cuts: Sequence[int], most_rows: int) -> ModelProfile:
+def merged_runs(profile: ModelProfile, cuts: Sequence[int], most_rows: int) -> ModelProfile:
     """The profile with one layer for each run between cuts, which no tensor group divides."""
     place = [i for i, (lo, hi) in enumerate(pairwise(cuts)) for _ in range(lo, hi)]
     edges: dict[tuple[str, int], Edge] = {}
@@ -153,7 +153,7 @@ class LineWindows:
     network: LinkNetwork
 
 
-def windows_of(chain: ChainCosts, line: DeviceLine, micro_batch_size: int) -> LineWindows:
+def windows_of_line(chain: ChainCosts, line: DeviceLine, micro_batch_size: int) -> LineWindows:
     """The windows of a line; rows in proportion to the speeds of the devices."""
     places = [
         (position, number)

@@ -41,11 +41,11 @@ def dynamic_program(problem: PlanningProblem, score: Score) -> Plan:
 
 @remembered_by_schedules
 def known_candidates(problem: PlanningProblem) -> tuple[Candidate, ...]:
-    """`pipeline_candidates`, computed once for each problem."""
-    return tuple(pipeline_candidates(problem))
+    """`plans_of_tables`, computed once for each problem."""
+    return tuple(plans_of_tables(problem))
 
 
-def pipeline_candidates(problem: PlanningProblem) -> Iterator[Candidate]:
+def plans_of_tables(problem: PlanningProblem) -> Iterator[Candidate]:
     """The plans of all tables, each once, and each under every schedule.
 
     The objective depends on a schedule only by its memory. So the schedule with the fewest
@@ -58,7 +58,7 @@ def pipeline_candidates(problem: PlanningProblem) -> Iterator[Candidate]:
     for micro_batch_size in problem.micro_batch_sizes:
         for order in device_orders(problem):
             table = table_of(chain, order, micro_batch_size, schedule)
-            for candidate in candidates(table, CANDIDATES_OF_A_TABLE):
+            for candidate in plans_of_table(table, CANDIDATES_OF_A_TABLE):
                 if candidate.plan not in seen:
                     seen.add(candidate.plan)
                     yield candidate
@@ -73,7 +73,7 @@ def table_of(
     return partition(chain, line, micro_batch_size, schedule, drains=True)
 
 
-def candidates(table: PartitionTable, most: int = 0) -> Iterator[Candidate]:
+def plans_of_table(table: PartitionTable, most: int = 0) -> Iterator[Candidate]:
     """The best plan for every number of stages on every end of the device order.
 
     If ``most`` is not 0, only the ``most`` best.

@@ -221,13 +221,13 @@ def pins_refused(problem: PlanningProblem, planner: str, refusal: Infeasible) ->
             f"planner '{planner}' proposes no plan that keeps {pins_text(problem.pins)}; use "
             f"planner 'search', or leave a pin out"
         )
-    from penstock.planners.pinned import pinned
+    from penstock.planners.pinned import best_pinned
 
     for pin in problem.pins:
         others = replace(problem, pins=tuple(other for other in problem.pins if other != pin))
         with suppress(Infeasible):
             if others.pins:
-                pinned(others, make_score(others))
+                best_pinned(others, make_score(others))
             return Infeasible(
                 f"no plan that keeps pin '{pin.text}' fits in memory, and without it one does; "
                 f"leave it out, or allow recompute or smaller micro-batches"

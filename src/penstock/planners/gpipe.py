@@ -12,7 +12,7 @@ from penstock.costs.tables import ChainCosts, whole_chain
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, RecomputeChoice, Score
 from penstock.planners.choice import Candidate, best_candidate
-from penstock.planners.coarse_chain import DeviceLine, few_sizes, windows_of
+from penstock.planners.coarse_chain import DeviceLine, few_sizes, windows_of_line
 from penstock.planners.slowest_stage import Loads, SlowestStage, slowest_stage
 
 TRIES = 2
@@ -29,7 +29,7 @@ def gpipe(problem: PlanningProblem, score: Score) -> Plan:
     """GPipe's plan: no replication, blocks of equal time, all forwards before all backwards.
 
     There are as many stages as devices. With fewer layers than devices there are fewer stages, on
-    the fastest devices in the cluster's order. Layers are cut by `balanced`. The schedule is
+    the fastest devices in the cluster's order. Layers are cut by `balanced_blocks`. The schedule is
     'gpipe' where the problem allows it, else the first that it allows. GPipe recomputes every stage
     by default. Here plans without recompute are tried too, and ``score`` decides between the two,
     and between a few micro-batch sizes. If neither fits, only the stages that must recompute do.
@@ -44,11 +44,11 @@ def gpipe(problem: PlanningProblem, score: Score) -> Plan:
     for sizes in dict.fromkeys((few_sizes(problem), every_size)):
         for modes in MODES[problem.recompute]:
             if not found:
-                found = list(candidates(chain, sizes, modes, schedule))
+                found = list(plans_of_sizes(chain, sizes, modes, schedule))
     return best_candidate(problem, found, score, planner="gpipe", tries=TRIES)
 
 
-def candidates(
+def plans_of_sizes(
     chain: ChainCosts, sizes: tuple[int, ...], modes: tuple[RecomputeChoice, ...], schedule: str
 ) -> Iterator[Candidate]:
     """The balanced plan for every micro-batch size and recompute mode that fits."""
@@ -56,7 +56,7 @@ def candidates(
     devices = fastest_devices(problem)
     for size in sizes:
         for mode in modes:
-            table = balanced(chain, devices, size, schedule, mode)
+            table = balanced_blocks(chain, devices, size, schedule, mode)
             if table.seconds(0) < inf:
                 narrowed = replace(problem, recompute=mode)
                 plan = with_needed_recompute(narrowed, table.plan(0, schedule))
@@ -71,7 +71,7 @@ def fastest_devices(problem: PlanningProblem) -> tuple[int, ...]:
     return tuple(sorted(by_speed[:count]))
 
 
-def balanced(
+def balanced_blocks(
     chain: ChainCosts, devices: tuple[int, ...], size: int, schedule: str, mode: RecomputeChoice
 ) -> SlowestStage:
     """The chain in one block for each device, the longest block as short as possible.
@@ -83,7 +83,7 @@ def balanced(
     """
     micro_batches = chain.problem.global_batch // size
     depth = depth_function(schedule)
-    windows = windows_of(chain, DeviceLine(devices, 1, (1,)), size)
+    windows = windows_of_line(chain, DeviceLine(devices, 1, (1,)), size)
     depths = [depth(len(devices) - s, micro_batches) for s in range(len(devices))]
     nothing = np.zeros(len(devices))
     loads = Loads(np.array(depths), np.ones_like(depths), nothing, nothing, nothing)

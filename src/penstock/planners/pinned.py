@@ -42,7 +42,7 @@ MOST_PLACES = 64
 """Ways to number the stages of pins that name layers and devices."""
 
 
-def pinned(problem: PlanningProblem, score: Score) -> Plan:
+def best_pinned(problem: PlanningProblem, score: Score) -> Plan:
     """The best of balanced plans that keep every pin, under each schedule that is allowed.
 
     For each number of device groups and each micro-batch size, the slowest stage is as fast as cuts
@@ -54,7 +54,7 @@ def pinned(problem: PlanningProblem, score: Score) -> Plan:
     for by_memory in (False, True):
         for size in few_sizes(problem):
             for groups in GROUPS:
-                for plan in balanced(problem, planned[0], groups, 1, size, by_memory):
+                for plan in balanced_pinned(problem, planned[0], groups, 1, size, by_memory):
                     kept = with_needed_recompute(problem, plan)
                     found[kept] = score_of(kept, score)
         if min(found.values(), default=inf) < inf:
@@ -98,14 +98,14 @@ def under_every_schedule(problem: PlanningProblem, leaders: Sequence[Plan]) -> I
             continue
         ways = [(len(plan.stages), plan.micro_batch_size) for plan in leaders]
         for groups, size in product([fixed // rounds], few_sizes(problem)) if fixed else ways:
-            yield from balanced(problem, name, groups, rounds, size, by_memory=False)
+            yield from balanced_pinned(problem, name, groups, rounds, size, by_memory=False)
 
 
 FOLDS = ("looped", "folded")
 """Styles of placement with several stages on a group."""
 
 
-def balanced(
+def balanced_pinned(
     problem: PlanningProblem, schedule: str, groups: int, rounds: int, size: int, by_memory: bool
 ) -> Iterator[Plan]:
     """Plans with balanced stages that keep the pins: on equal groups, and on groups to measure."""

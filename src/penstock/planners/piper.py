@@ -16,7 +16,7 @@ from penstock.planners.coarse_chain import (
     device_line,
     few_sizes_for_tables,
     likely_cuts,
-    windows_of,
+    windows_of_line,
 )
 from penstock.planners.slowest_stage import Loads, SlowestStage, slowest_stage
 
@@ -47,13 +47,13 @@ def piper(problem: PlanningProblem, score: Score) -> Plan:
     whole = (every_cut, tuple(sorted(problem.micro_batch_sizes)))
     for cuts, sizes, spare in dict.fromkeys((few, (*few[:2], 1), (*whole, 0), (*whole, 1))):
         chain = ChainCosts(problem, cuts)
-        found = [c for size in sizes for c in candidates(chain, size, deep=bool(spare))]
+        found = [c for size in sizes for c in plans_of_counts(chain, size, deep=bool(spare))]
         if any(score(c.plan) < inf for late, c in few_first(found, TRIES) if not late):
             break
     return best_candidate(problem, found, score, planner="piper", tries=TRIES)
 
 
-def candidates(chain: ChainCosts, size: int, *, deep: bool) -> Iterator[Candidate]:
+def plans_of_counts(chain: ChainCosts, size: int, *, deep: bool) -> Iterator[Candidate]:
     """The best plan for every number of devices (an end of the cluster's own order)."""
     problem = chain.problem
     schedule = "1f1b" if "1f1b" in problem.schedules else problem.schedules[0]
@@ -82,7 +82,7 @@ def piper_table(
     neighbours. ``deep`` counts as many micro-batches as ``schedule`` keeps if every later device is
     a stage of its own.
     """
-    windows, micro_batches = windows_of(chain, line, size), chain.problem.global_batch // size
+    windows, micro_batches = windows_of_line(chain, line, size), chain.problem.global_batch // size
     depths = np.ones(windows.groups.shape, dtype=np.int64)
     replicas = np.ones_like(depths)
     seconds = np.zeros((3, *windows.groups.shape))

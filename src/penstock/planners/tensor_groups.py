@@ -82,7 +82,7 @@ def profile_on(
         if ranks == 1:
             layers.append(layer)
             continue
-        costs = divided_of(profile)
+        costs = divided_costs(profile)
         share = costs.divided[index]
         left = 1 - share + share / ranks
         sums, factor = slowest_sums(cluster, groups, costs, index), costs.factor(ranks)
@@ -98,7 +98,7 @@ def profile_on(
     return replace(profile, layers=tuple(layers), by_length=())
 
 
-def divided_of(profile: ModelProfile) -> TensorParallelCosts:
+def divided_costs(profile: ModelProfile) -> TensorParallelCosts:
     """The costs that a group divides; refused where the profile does not have them."""
     if profile.tensor_parallel is None:
         raise BadInput(
@@ -247,13 +247,13 @@ def plan_with_groups(problem: PlanningProblem, sizes: Sequence[int], find: Plann
     then takes a group for a faster device, with the parameters of each of the sizes in turn. Its
     plans are scored with the costs that their layers really have.
     """
-    divided_of(problem.profile)
+    divided_costs(problem.profile)
     best: Plan | None = None
     limit_s = inf
     refused: Infeasible | None = None
     for groups in groupings(problem.cluster, sizes):
         score = score_on(problem, groups)
-        for view in views_of(problem, groups):
+        for view in views_without_groups(problem, groups):
             try:
                 found = find(view, score)
             except Infeasible as cause:
@@ -272,7 +272,7 @@ def plan_with_groups(problem: PlanningProblem, sizes: Sequence[int], find: Plann
     return best
 
 
-def sizes_of(text: str) -> tuple[int, ...]:
+def group_sizes(text: str) -> tuple[int, ...]:
     """The sizes of tensor groups in a list such as "2,4"; none in an empty text."""
     parts = [part.strip() for part in text.split(",")] if text else []
     if not all(part.isdecimal() and 1 <= int(part) <= MOST_RANKS for part in parts):
@@ -291,7 +291,7 @@ def score_on(problem: PlanningProblem, groups: Groups) -> Score:
     """
     cluster, grouped = problem.cluster, grouped_cluster(problem.cluster, groups)
     scores: dict[tuple[int, ...], Score] = {}
-    joined = divided_of(problem.profile).joined
+    joined = divided_costs(problem.profile).joined
 
     def score(plan: Plan) -> float:
         if any(len({len(groups[d]) for d in stage.devices}) > 1 for stage in plan.stages):
@@ -314,7 +314,7 @@ def score_on(problem: PlanningProblem, groups: Groups) -> Score:
     return score
 
 
-def views_of(problem: PlanningProblem, groups: Groups) -> Iterator[PlanningProblem]:
+def views_without_groups(problem: PlanningProblem, groups: Groups) -> Iterator[PlanningProblem]:
     """The problem as seen by a planner without tensor groups."""
     sizes, whole = sorted({len(group) for group in groups}, reverse=True), problem.profile
     if sizes == [1]:

@@ -15,7 +15,7 @@ from penstock.errors import BadInput, Infeasible
 from penstock.plan.plan import Plan, with_recompute
 from penstock.plan.problem import Planner, PlanningProblem, Score, dividing, in_blocks, score_of
 from penstock.planners.data_parallel import dividing_plan
-from penstock.planners.pinned import pinned
+from penstock.planners.pinned import best_pinned
 from penstock.planners.registry import STARTING_PLANNERS
 from penstock.schedule.registry import FAMILIES
 
@@ -94,7 +94,7 @@ def every_plan_of(problem: PlanningProblem, score: Score) -> Iterator[Plan]:
         return
     for view in (problem.under(known_schedules(problem)), problem):
         with suppress(Infeasible):
-            yield pinned(view, score)
+            yield best_pinned(view, score)
 
 
 def plans_of(problem: PlanningProblem, score: Score, names: Sequence[str]) -> Iterator[Plan]:

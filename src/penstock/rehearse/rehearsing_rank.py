@@ -38,7 +38,7 @@ from penstock.runtime.metrics import RankNumbers
 from penstock.runtime.processes.failures import Failures
 from penstock.runtime.processes.heartbeat import doing
 from penstock.runtime.processes.world import World, join_world
-from penstock.runtime.program import RankStages, places_of
+from penstock.runtime.program import RankStages, places_of_rank
 from penstock.runtime.transport.messages import Message, messages_by_rank
 from penstock.runtime.transport.open_transport import open_transport
 from penstock.runtime.transport.transport import Inlet, Transport
@@ -198,7 +198,7 @@ class RehearsingRank:
         self.failures = Failures(world, transport.abort if transport is not None else lambda: None)
         self.numbers = RankNumbers(transport, self.clock, len(plan.devices))
 
-        held = [place.stage for place in places_of(plan, world.rank)]
+        held = [place.stage for place in places_of_rank(plan, world.rank)]
         pieces = list(shared_pieces(plan, profile))
         used = (piece for piece in pieces if not set(held).isdisjoint(piece.stages))
         own = {piece: parameter_of(piece, emulation.byte_scale) for piece in used}

@@ -15,14 +15,14 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 
-from penstock.capture.batch.layout import key_of
+from penstock.capture.batch.layout import key_in_batch
 from penstock.capture.batch.part import BatchPart, LeafKey
 from penstock.capture.forward.stage_module import StageProgram
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.runtime.micro_batches import cut_batch
-from penstock.runtime.program import places_of, rows_at
+from penstock.runtime.program import places_of_rank, rows_at
 
 Entry = TypeVar("Entry")
 
@@ -141,7 +141,7 @@ def rows_of_stages(
     """The rows of a batch that the given stages of a rank compute, joined where they touch."""
     cut, shape = cut_batch(plan, samples), plan.shape()
     found: list[range] = []
-    for place in places_of(plan, rank):
+    for place in places_of_rank(plan, rank):
         if place.stage not in stages:
             continue
         for number, whole in enumerate(cut.micro_batches):
@@ -149,13 +149,13 @@ def rows_of_stages(
             if not rows and place.stage in synchronised:
                 rows = range(whole.start, whole.start + 1)
             found.append(rows)
-    return joined(found)
+    return joined_ranges(found)
 
 
-def joined(rows: Iterable[range]) -> tuple[range, ...]:
+def joined_ranges(rows: Iterable[range]) -> tuple[range, ...]:
     """All rows once, in order, in as few ranges as possible.
 
-    >>> joined([range(4, 6), range(0), range(0, 2), range(2, 3), range(5, 7)])
+    >>> joined_ranges([range(4, 6), range(0), range(0, 2), range(2, 3), range(5, 7)])
     (range(0, 3), range(4, 7))
     """
     found: list[range] = []
@@ -208,7 +208,7 @@ def needs_of(
         tuple(
             LeafNeed(
                 index,
-                key_of(paths[index]),
+                key_in_batch(paths[index]),
                 layout.leaves[index].name,
                 tuple(sorted(read.get(index, ()))),
                 index in every,

@@ -11,10 +11,10 @@ from functools import cached_property
 
 import torch
 
-from penstock.capture.batch.layout import check_leaf, check_length, key_of
+from penstock.capture.batch.layout import check_leaf, check_length, key_in_batch
 from penstock.capture.batch.part import BatchPart, Leaf, PartialLeaf
 from penstock.capture.contract import Batch
-from penstock.capture.kinds import kind_of
+from penstock.capture.kinds import kind_of_batch
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
 from penstock.runtime.batch_needs import BatchNeeds, LeafNeed, in_words, needs_of
@@ -91,7 +91,7 @@ class BatchReading:
     def _of_kind(self, batch: Batch) -> LayerGraph:
         """The graph for batches like this one."""
         kinds = self._engine.kinds.graphs
-        return kinds[kind_of(kinds[0], batch)]
+        return kinds[kind_of_batch(kinds[0], batch)]
 
     def lengths_of(self, batch: Batch) -> dict[str, int]:
         """The lengths of a batch (or of its bucket) by name; empty for models without lengths."""
@@ -147,7 +147,7 @@ class BatchReading:
 
     def _checked(self, part: BatchPart) -> list[PartialLeaf]:
         layout, graph = self._graph.layout, self._graph
-        known = [key_of(path) for path in layout.paths]
+        known = [key_in_batch(path) for path in layout.paths]
         for key in part.leaves:
             if key not in known:
                 raise BadInput(

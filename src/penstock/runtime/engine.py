@@ -20,7 +20,7 @@ from penstock.capture.contract import Batch
 from penstock.capture.forward.call import casts_kept
 from penstock.capture.forward.restored import kept_attributes, kept_buffers
 from penstock.capture.forward.stage_module import StageProgram
-from penstock.capture.kinds import kind_of
+from penstock.capture.kinds import kind_of_batch
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.record.elsewhere import StateLoads, refuse_foreign_values
 from penstock.device import keep_freed_memory, without_nested_tensors
@@ -36,7 +36,7 @@ from penstock.runtime.options import Options
 from penstock.runtime.processes.failures import Failures
 from penstock.runtime.processes.heartbeat import BUILT, HEARTBEAT
 from penstock.runtime.processes.world import World
-from penstock.runtime.program import Place, RankStages, places_of
+from penstock.runtime.program import Place, RankStages, places_of_rank
 from penstock.runtime.replica_check import ReplicaCheck
 from penstock.runtime.stage.batch_norm import BatchNorms, groups_with_batch_norm, uses_batch_norm
 from penstock.runtime.stage.building import runner_of, stages_of
@@ -101,7 +101,7 @@ class BatchKinds:
         ``graph`` is one whose outputs alone are wanted.
         """
         of = graph or self.graphs[0]
-        found = {kind_of(of, batch, for_outputs=graph is not None) for batch in batches}
+        found = {kind_of_batch(of, batch, for_outputs=graph is not None) for batch in batches}
         if len(found) > 1:
             raise BadInput(
                 f"the {len(batches)} batches of one step are of {len(found)} kinds, and must be "
@@ -163,7 +163,7 @@ class Engine:
         for path in self.kinds.paths:
             path.state.undoes = not updates_per_batch(plan)
         self._sizes_run = set[tuple[int, tuple[int, ...]]]()
-        self.places = places_of(plan, world.rank)
+        self.places = places_of_rank(plan, world.rank)
         self.pipelines = pipelines_in(plan) if options.update.meet_every else ()
         self.metrics = metrics
         self.autocast_dtype = options.autocast

@@ -122,9 +122,9 @@ def all_weights(engine: Engine, *, rank0_only: bool) -> Iterator[None]:
         with engine.shards.left_whole():
             yield
     except BaseException:
-        put_back(engine, gathered)
+        return_values(engine, gathered)
         raise
-    written = put_back(engine, gathered)
+    written = return_values(engine, gathered)
     for rank, names in enumerate(written):
         if lost := set(names).difference(written[0]):
             raise BadInput(
@@ -134,7 +134,7 @@ def all_weights(engine: Engine, *, rank0_only: bool) -> Iterator[None]:
 
 
 @torch.no_grad()
-def put_back(engine: Engine, gathered: Mapping[str, Gathered]) -> list[list[str]]:
+def return_values(engine: Engine, gathered: Mapping[str, Gathered]) -> list[list[str]]:
     """Give holders rank 0's values, and release the others; what each rank has written to."""
     if engine.has_ended:
         return []

@@ -12,7 +12,7 @@ from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.record.absent import Absent
 from penstock.capture.record.elsewhere import Whence
 from penstock.capture.record.model_state import StatePlace
-from penstock.capture.tensor_parts import parts_of
+from penstock.capture.tensor_parts import plain_parts
 from penstock.plan.plan import Plan
 from penstock.runtime.gradients.buckets import holders_of_parameters, owners_of_parameters
 from penstock.runtime.processes.world import Groups, World
@@ -94,7 +94,7 @@ class Holdings:
         A quantised weight is in its parts."""
         named = self.held_tensors().items()
         own = ((name, t) for name, t in named if self._rank in self.holders.get(name, ()))
-        return {part: plain for name, t in own for part, plain in parts_of(name, t).items()}
+        return {part: plain for name, t in own for part, plain in plain_parts(name, t).items()}
 
     def whole_name(self, name: str) -> str:
         """The name of the tensor to which a part, or optimizer state ``<name>.<key>``, belongs."""

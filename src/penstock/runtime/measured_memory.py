@@ -67,19 +67,19 @@ def measured_memory(
     if is_gpu(device):
         begin_peak(device)
         yield found
-        found.held_bytes = float(storage_bytes(held()))
+        found.held_bytes = float(distinct_bytes(held()))
         found.peak_bytes = float(peak_bytes(device))
         found.reserved_bytes = float(reserved_peak_bytes(device))
         found.in_use_bytes = float(bytes_of_all_processes(device))
         return
-    before = storage_bytes(held())
+    before = distinct_bytes(held())
     # The profiler logs a line at each start and stop unless this is set.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     # It runs once, so no events are cleared; torch 2.11 would warn that they are.
     cpu = [ProfilerActivity.CPU]
     with profile(activities=cpu, profile_memory=True, acc_events=True) as profiler:
         yield found
-    found.held_bytes = float(storage_bytes(held()))
+    found.held_bytes = float(distinct_bytes(held()))
     most = most_allocated(profiler)
     if most is not None:
         found.peak_bytes = float(before + most)
@@ -94,11 +94,11 @@ def lasting_tensors(engine: Engine, training: Training) -> Iterator[torch.Tensor
     yield from (t for t in training.tensors().values() if t.device == engine.world.device)
 
 
-def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
+def distinct_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """The bytes of the storages of ``tensors``, each storage counted once.
 
     >>> x = torch.zeros(4, 4)
-    >>> storage_bytes([x, x[0], torch.zeros(2)])
+    >>> distinct_bytes([x, x[0], torch.zeros(2)])
     72
     """
     storages = (tensor.untyped_storage() for tensor in tensors)

@@ -71,7 +71,7 @@ def slices_of(stage: Stage, plan: Plan, micro_batch: int, rows: int) -> tuple[in
 
 
 @lru_cache(maxsize=8)
-def schedule_of(plan: Plan, micro_batches: int) -> tuple[Schedule, PipelineShape]:
+def runnable_schedule(plan: Plan, micro_batches: int) -> tuple[Schedule, PipelineShape]:
     """The plan's schedule for ``micro_batches`` micro-batches, which can be run, and its shape.
 
     With fewer micro-batches than planned, the plan's own order is used without the missing ones, so
@@ -82,9 +82,9 @@ def schedule_of(plan: Plan, micro_batches: int) -> tuple[Schedule, PipelineShape
     resized = replace(plan, micro_batches=micro_batches)
     shape = resized.shape()
     if micro_batches < plan.micro_batches:
-        whole, _ = schedule_of(plan, plan.micro_batches)
+        whole, _ = runnable_schedule(plan, plan.micro_batches)
         if whole.weights == SYNCHRONOUS:
-            schedule = shortened(whole, shape)
+            schedule = with_fewer_micro_batches(whole, shape)
             validate(schedule, shape)
             return schedule, shape
     schedule = order_of(resized)
@@ -96,7 +96,7 @@ def schedule_of(plan: Plan, micro_batches: int) -> tuple[Schedule, PipelineShape
 
 def check_runnable(plan: Plan) -> None:
     """Raise `BadInput` if the plan's schedule is unknown or cannot be run."""
-    schedule_of(plan, plan.micro_batches)
+    runnable_schedule(plan, plan.micro_batches)
 
 
 def forward_schedule(shape: PipelineShape) -> Schedule:
@@ -124,7 +124,7 @@ def forward_schedule(shape: PipelineShape) -> Schedule:
 RECOMPUTE = KIND_CODES["R"]
 
 
-def shortened(schedule: Schedule, shape: PipelineShape) -> Schedule:
+def with_fewer_micro_batches(schedule: Schedule, shape: PipelineShape) -> Schedule:
     """``schedule`` without the micro-batches beyond those of ``shape``.
 
     The remaining actions keep their order. So the result cannot deadlock, messages keep their
@@ -132,7 +132,7 @@ def shortened(schedule: Schedule, shape: PipelineShape) -> Schedule:
 
     >>> from penstock.schedule.families.early_backward import one_f_one_b
     >>> whole = one_f_one_b(PipelineShape(stages=3, micro_batches=8))
-    >>> print(shortened(whole, PipelineShape(stages=3, micro_batches=4)))
+    >>> print(with_fewer_micro_batches(whole, PipelineShape(stages=3, micro_batches=4)))
     stage 0   F0 F1 F2 B0 F3 B1 B2 B3
     stage 1   F0 F1 B0 F2 B1 F3 B2 B3
     stage 2   F0 B0 F1 B1 F2 B2 F3 B3

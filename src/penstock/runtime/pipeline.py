@@ -32,11 +32,11 @@ from penstock.runtime.checkpoints.checkpoint import (
 )
 from penstock.runtime.checkpoints.loader_state import StatefulLoader
 from penstock.runtime.checkpoints.pipeline_state import (
+    checkpoint_tensors,
     chosen_checkpoint,
     load_state,
     restore_own,
     saved_state,
-    saved_tensors,
     state_tensors,
 )
 from penstock.runtime.checkpoints.weight_saving import (
@@ -650,7 +650,7 @@ class Pipeline:
             "found_for": self._found_for,
         }
         target = CheckpointTarget(Path(directory), training.steps, state, keep)
-        self._checkpoints.save(target, saved_tensors(engine, training), wait=wait)
+        self._checkpoints.save(target, checkpoint_tensors(engine, training), wait=wait)
         self._tell(Saved(self.steps, target.folder.final))
         return target.folder.final
 

@@ -17,7 +17,7 @@ from penstock.device import copied_to
 from penstock.errors import PenstockError, RunFailed
 from penstock.plan.plan import Plan
 from penstock.runtime.clock import StepClock
-from penstock.runtime.micro_batches import BatchCut, cut_batch, forward_schedule, schedule_of
+from penstock.runtime.micro_batches import BatchCut, cut_batch, forward_schedule, runnable_schedule
 from penstock.runtime.processes.world import World
 from penstock.runtime.stage.runner import (
     LossTerm,
@@ -53,7 +53,7 @@ class Place:
     group: int
 
 
-def places_of(plan: Plan, rank: int) -> tuple[Place, ...]:
+def places_of_rank(plan: Plan, rank: int) -> tuple[Place, ...]:
     """The places of ``rank`` in the plan, in stage order; empty if the plan does not use it."""
     groups = plan.device_groups
     device = plan.device_of(rank)
@@ -195,20 +195,20 @@ def lower(
     cut = cut_batch(plan, rows)
     micro_batches = len(cut.micro_batches)
     if training:
-        schedule, shape = schedule_of(plan, micro_batches)
+        schedule, shape = runnable_schedule(plan, micro_batches)
     else:
         # The plan's training order is not needed: it may take a search, or not fit this batch.
         shape = replace(replace(plan, micro_batches=micro_batches).shape(), recompute=())
         schedule = forward_schedule(shape)
     sized = [boundary.at(lengths) for boundary in boundaries]
     passed = messages_between_actions(plan, sized, schedule, cut)
-    places = places_of(plan, rank)
+    places = places_of_rank(plan, rank)
     order = tuple(schedule.of(places[0].group)) if places else ()
     messages = messages_of_rank(rank, schedule, shape, passed, order)
-    parts = {place.stage: part_of(place, order, cut, shape) for place in places}
+    parts = {place.stage: part_of_order(place, order, cut, shape) for place in places}
     channels = open_channels(messages)
     effective = [action for action in order if stages[action.stage].has_work(action.kind)]
-    steps = steps_of(effective, stages, channels)
+    steps = prepared_steps(effective, stages, channels)
     if not training:
         owners = ((step, stages[step.stage]) for step in steps)
         steps = tuple(
@@ -220,7 +220,7 @@ def lower(
     return Program(cut, training, lengths, parts, messages, channels, steps)
 
 
-def steps_of(
+def prepared_steps(
     order: Sequence[Action], stages: Mapping[int, StageRunner], channels: PipelineChannels
 ) -> tuple[PreparedAction, ...]:
     """Prepare ``order``, one device's actions of a schedule, to be run repeatedly."""
@@ -237,7 +237,7 @@ def steps_of(
     )
 
 
-def part_of(
+def part_of_order(
     place: Place, order: Sequence[Action], cut: BatchCut, shape: PipelineShape
 ) -> StagePart:
     """Extract the part of the stage at ``place`` from the order of its rank."""

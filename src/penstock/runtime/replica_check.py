@@ -64,7 +64,9 @@ class ReplicaCheck:
         if (step - 1) % self._equal_every or step // self.every == since // self.every:
             return
         own = self._sums()
-        digests = [digest(s for name, s in own if self._held.copies[name] == h) for h in self._sets]
+        digests = [
+            digest_of_sums(s for name, s in own if self._held.copies[name] == h) for h in self._sets
+        ]
         with failures.shared():
             rows = numbers.exchange(digests, "the checksums of weights")
         for place, holders in enumerate(self._sets):
@@ -111,7 +113,7 @@ def bit_sum(tensor: torch.Tensor) -> torch.Tensor:
     return data[:whole].view(torch.int64).sum() + data[whole:].sum(dtype=torch.int64)
 
 
-def digest(sums: Iterable[int]) -> float:
+def digest_of_sums(sums: Iterable[int]) -> float:
     """A number of 48 bits that differs between different lists of sums."""
     content = ",".join(map(str, sums)).encode()
     return float(int.from_bytes(hashlib.sha256(content).digest()[:6]))

@@ -48,7 +48,7 @@ class ConcurrentIteration:
     def __init__(self, schedule: Schedule, shape: PipelineShape) -> None:
         self.shape = shape
         self.costs = [shape.cost(stage) for stage in range(shape.stages)]
-        self.streams = [stream for order in schedule.orders for stream in streams_of(order)]
+        self.streams = [stream for order in schedule.orders for stream in two_streams(order)]
         self.present = {action for order in schedule.orders for action in order}
         self.spans: dict[Action, Span] = {}
         self.arriving: dict[Action, list[int]] = {}
@@ -129,7 +129,7 @@ class ConcurrentIteration:
         return self.costs[first].transfer_s if len(groups) > 1 else 0.0
 
 
-def streams_of(order: Order) -> tuple[GroupStream, GroupStream]:
+def two_streams(order: Order) -> tuple[GroupStream, GroupStream]:
     """A group's forwards and its other actions; a forward waits for those that precede it."""
     forwards, others = GroupStream(), GroupStream()
     for action in order:

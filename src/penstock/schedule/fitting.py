@@ -20,11 +20,11 @@ PLACES: dict[PlacementStyle, str] = {
 }
 
 
-def rounds_of(shape: PipelineShape, style: PlacementStyle, schedule: str) -> int:
+def stages_per_group(shape: PipelineShape, style: PlacementStyle, schedule: str) -> int:
     """The number of stages on each group, if the placement is the one that ``schedule`` needs.
 
     >>> shape = PipelineShape(stages=4, micro_batches=1, placement=(0, 1, 1, 0))
-    >>> rounds_of(shape, "folded", schedule="hanayo")
+    >>> stages_per_group(shape, "folded", schedule="hanayo")
     2
     """
     rounds = shape.stages // shape.groups
@@ -66,7 +66,7 @@ def check_room(
                 )
 
 
-def fits(schedule: Schedule, shape: PipelineShape) -> bool:
+def keeps_limits(schedule: Schedule, shape: PipelineShape) -> bool:
     """Return whether each stage keeps its in-flight limit and each group its memory limit."""
     return not excess(schedule, shape)
 

@@ -15,7 +15,7 @@ Spans: TypeAlias = npt.NDArray[np.float64]
 """A start and an end in each row, in seconds."""
 
 
-def iteration_s(parts: Parts, orders: FlatOrders) -> float:
+def played_s(parts: Parts, orders: FlatOrders) -> float:
     """Seconds of all iterations; makes no trace."""
     return native.iteration_s(parts.in_core, orders.in_core)
 
@@ -27,10 +27,10 @@ def play(workload: Workload) -> Trace:
     kinds, words = kinds_of_words(workload, orders), played.actions
     messages = len(workload.messages) * workload.micro_batches
     return Trace(
-        actions=listed(words[kinds < STEP]),
-        messages=listed(played.items[:messages]),
-        buckets=listed(played.items[messages:]),
-        steps=listed(words[kinds == STEP]),
+        actions=spans_listed(words[kinds < STEP]),
+        messages=spans_listed(played.items[:messages]),
+        buckets=spans_listed(played.items[messages:]),
+        steps=spans_listed(words[kinds == STEP]),
         iteration_s=played.end_s,
     )
 
@@ -86,6 +86,6 @@ def kinds_of_words(workload: Workload, orders: FlatOrders) -> npt.NDArray[np.int
     )
 
 
-def listed(rows: Spans) -> tuple[Span, ...]:
+def spans_listed(rows: Spans) -> tuple[Span, ...]:
     pairs: list[list[float]] = rows.tolist()
     return tuple((start, end) for start, end in pairs)

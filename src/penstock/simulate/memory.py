@@ -161,7 +161,7 @@ def device_samples(
     }
     held = dict.fromkeys(memories, Held())
     workspace_bytes = 0.0
-    samples = [MemorySample(work.device, 0.0, bytes_of(memories, held))]
+    samples = [MemorySample(work.device, 0.0, resting_bytes(memories, held))]
     for time_s, starts, action in in_time(streams):
         # The schedule names actions of the first iteration.
         number = action.micro_batch % workload.micro_batches_per_iteration
@@ -176,7 +176,7 @@ def device_samples(
             workspace_bytes = max(0.0, workspace_bytes - running_bytes)
             if len(streams) == 1:
                 workspace_bytes = 0.0
-        level_bytes = bytes_of(memories, held) + workspace_bytes
+        level_bytes = resting_bytes(memories, held) + workspace_bytes
         if samples[-1].bytes != level_bytes:
             samples.append(MemorySample(work.device, time_s, level_bytes))
     return samples
@@ -197,7 +197,7 @@ def in_time(
     return moments
 
 
-def bytes_of(memories: dict[int, StageMemory], held: dict[int, Held]) -> float:
+def resting_bytes(memories: dict[int, StageMemory], held: dict[int, Held]) -> float:
     """Bytes of all replicas on a device while nothing runs."""
     return sum(
         memory.at(held[instance].saved, held[instance].inputs)

@@ -149,8 +149,10 @@ def flatten(
     """The orders of ``schedule``, repeated ``iterations`` times with ``micro_batches`` in each."""
     streams: list[Whole] = []
     for order in schedule.orders:
-        parts = streams_of(order, instances, schedule.concurrent, iterations)
-        streams += [repeated(part, micro_batches, len(parts[-1]), iterations) for part in parts]
+        parts = stream_words(order, instances, schedule.concurrent, iterations)
+        streams += [
+            repeated_words(part, micro_batches, len(parts[-1]), iterations) for part in parts
+        ]
     return FlatOrders(
         np.array(list(accumulate(map(len, streams), initial=0)), dtype=np.int64),
         np.concatenate(streams),
@@ -162,7 +164,7 @@ def flatten(
     )
 
 
-def streams_of(
+def stream_words(
     order: Order, instances: Instances, concurrent: bool, iterations: int
 ) -> Sequence[Whole]:
     """The words of each compute stream of a device group, in the first iteration."""
@@ -200,7 +202,7 @@ def with_steps(words: Whole, per_update: int) -> Whole:
     return np.insert(words, last + 1, STEP | words[last] >> MICRO_SHIFT << MICRO_SHIFT)
 
 
-def repeated(words: Whole, micro_batches: int, others: int, iterations: int) -> Whole:
+def repeated_words(words: Whole, micro_batches: int, others: int, iterations: int) -> Whole:
     """The words of several iterations; micro-batches and awaited steps are numbered throughout.
 
     ``others`` is the number of words that each iteration adds to the stream that a HOLD refers to.

@@ -8,7 +8,7 @@ from penstock.plan.pins import broken_pin
 from penstock.plan.plan import Plan, with_state_on
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.simulate.catalogue import Catalogue, Recent
-from penstock.simulate.compiled import iteration_s
+from penstock.simulate.compiled import played_s
 from penstock.simulate.orders import FlatOrders, orders_of_plan
 from penstock.simulate.simulation import Prediction, check_plan_fits_inputs, simulate_plan
 
@@ -96,6 +96,6 @@ def make_score(problem: PlanningProblem) -> Score:
             return prediction.iteration_s if prediction.fits else inf
         parts = catalogue.parts_of(plan, orders.instances)
         fits = native.fits(parts.in_core, orders.in_core)
-        return iteration_s(parts, orders) if fits else inf
+        return played_s(parts, orders) if fits else inf
 
     return score

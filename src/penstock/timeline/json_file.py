@@ -90,7 +90,7 @@ def timeline_from_json(values: object, where: str = "timeline") -> Timeline:
     return Timeline(events, entry.devices, memory, entry.title)
 
 
-def write_timeline(timeline: Timeline, path: Path | str) -> None:
+def write_timeline_json(timeline: Timeline, path: Path | str) -> None:
     """Write ``timeline`` to ``path``.
 
     Raises:

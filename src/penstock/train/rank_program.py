@@ -54,7 +54,7 @@ from penstock.runtime.processes.world import World, check_environment, join_worl
 from penstock.runtime.tables import Constraints
 from penstock.runtime.trackers import check_trackers
 from penstock.text import counted, seconds_text
-from penstock.timeline.json_file import write_timeline
+from penstock.timeline.json_file import write_timeline_json
 from penstock.train.data_lengths import mean_s, measured_lengths
 from penstock.train.job import GivenGroups, Job
 from penstock.train.plan_job import (
@@ -413,7 +413,7 @@ def planned_part(run: JobRun, costs: PlanningProblem | None, given: Plan | None)
         # Without constraints a whole search more: a run begins before that would end.
         quick = job.constraints == Constraints() or request.dry_run
         other = other_words(job, plan, costs) if quick else ""
-    write_timeline(prediction.timeline, directory.path / "predicted.json")
+    write_timeline_json(prediction.timeline, directory.path / "predicted.json")
     step = f"predicted {seconds_text(prediction.iteration_s)} a step"
     if costs.profile.other_load > LEAST_LOAD:
         longer = f"{100 * costs.profile.other_load:.0f} % longer"
@@ -513,7 +513,7 @@ def write_results(
     rows = read_rows(directory.metrics, damaged=False)
     lengths = measured_lengths(part.by_length, rows, trained.start + WARM_UP_STEPS)
     measured_s = mean_s(lengths) or found.measured_s
-    write_timeline(trained.timeline(), directory.path / "measured.json")
+    write_timeline_json(trained.timeline(), directory.path / "measured.json")
     result = replace(
         found,
         samples_per_s=found.samples_per_s * found.measured_s / measured_s,

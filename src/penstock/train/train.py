@@ -13,7 +13,7 @@ from penstock.machine import usable_cores, usable_memory_bytes
 from penstock.plan.json_file import read_plan
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem
-from penstock.planners.dynamic_program import pipeline_candidates
+from penstock.planners.dynamic_program import plans_of_tables
 from penstock.runtime.checkpoints.checkpoint import latest_checkpoint
 from penstock.runtime.processes.launch import launch_workers
 from penstock.runtime.verify.verify import VerifyResult
@@ -120,7 +120,7 @@ def several_stages(problem: PlanningProblem) -> Plan:
     score = make_score(problem)
     plans = [
         candidate.plan
-        for candidate in pipeline_candidates(problem)
+        for candidate in plans_of_tables(problem)
         if len(candidate.plan.stages) >= min(2, devices, layers)
     ]
     if not plans:

@@ -13,7 +13,7 @@ from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.find_plan import find_plan
 from penstock.planners.problem import planning_problem
-from penstock.planners.search.preference import on_whole_hosts, packed, preferred, scatter
+from penstock.planners.search.preference import on_few_hosts, on_whole_hosts, preferred, scatter
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
 from penstock.simulate.score import make_score
 from penstock.train.job_file import find_job
@@ -140,7 +140,7 @@ def test_packed_sets_have_the_same_kinds_and_are_on_no_more_hosts(
     groups = tuple(
         tuple(order[start : start + width]) for start, width in zip(starts, widths, strict=True)
     )
-    new = packed(cluster, groups)
+    new = on_few_hosts(cluster, groups)
     taken = [device for group in groups for device in new[group]]
     assert len(set(taken)) == len(taken)
     for group in groups:

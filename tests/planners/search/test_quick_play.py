@@ -14,7 +14,7 @@ from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.core.native import Found, Point
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.search.arms import Arm, arms_of
-from penstock.planners.search.points import plan_of, point_of
+from penstock.planners.search.points import plan_of_point, point_of
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.simulate.score import make_score
 
@@ -72,7 +72,9 @@ def ratios(style: str, split: bool, seeds: range, most_bytes: float, stride: int
         point = Point(order, [0, 2, 4, 6, 8], [], [0] * groups, [0] * groups, size=2, depth=0)
         arm.play.even_cuts(point)
         for one in drawn(arm, point, seed):
-            plans = [plan_of(problem, arm.rules, one.point, n, one.depths) for n in arm.schedules]
+            plans = [
+                plan_of_point(problem, arm.rules, one.point, n, one.depths) for n in arm.schedules
+            ]
             exact_s = min(map(score, plans))
             if exact_s < inf:
                 found.append(one.seconds / exact_s)
@@ -114,7 +116,7 @@ def test_points_near_one_are_plans_that_read_back_as_the_same_points(
         point = Point(devices, [0, 1], [], [0], [0], size=0, depth=arm.depth)
         arm.play.even_cuts(point)
         for one in drawn(arm, point, 1):
-            plan = plan_of(problem, arm.rules, one.point, arm.schedules[0], one.depths)
+            plan = plan_of_point(problem, arm.rules, one.point, arm.schedules[0], one.depths)
             assert plan.global_batch == problem.global_batch
             assert score(plan) >= 0
             again = point_of(problem, arm.rules, plan)

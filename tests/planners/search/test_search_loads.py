@@ -23,7 +23,7 @@ from penstock.costs.tables import search_costs
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.search.arms import arms_of
-from penstock.planners.search.points import plan_of, point_of
+from penstock.planners.search.points import plan_of_point, point_of
 from penstock.planners.search.search import KINDS
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.schedule.shape import PlacementStyle
@@ -243,7 +243,7 @@ def walked_plans(asked: PlanningProblem, start: Plan) -> list[Plan]:
     """Return the plans of walks of every kind, under the first schedule."""
     rules, _ = straight(asked, start)
     found = [one for seed in range(4) for one in walked(asked, start, seed, 20_000)]
-    return [plan_of(asked, rules, one.point, asked.schedules[0], ()) for one in found]
+    return [plan_of_point(asked, rules, one.point, asked.schedules[0], ()) for one in found]
 
 
 def test_walks_find_the_chain_of_fast_links():

@@ -30,7 +30,7 @@ from penstock.plan.plan import Plan
 from penstock.runtime.clock import AHEAD, StepClock
 from penstock.runtime.gradients import buckets
 from penstock.runtime.gradients.buckets import GradientBuckets, make_groups
-from penstock.runtime.program import StagePart, lower, places_of
+from penstock.runtime.program import StagePart, lower, places_of_rank
 from penstock.runtime.stage import parameter_shards, shards
 from penstock.runtime.stage.batch_norm import SynchronisedBatchNorm
 from penstock.runtime.stage.parameter_shards import Unit
@@ -360,7 +360,7 @@ def connected(
         uses["tied"] = 0, last
     device = plan.device_of(world.rank)
     own = plan.ranks_of(device) if device >= 0 else (world.rank,)
-    places = {place.stage: place for place in places_of(plan, world.rank)}
+    places = {place.stage: place for place in places_of_rank(plan, world.rank)}
     weights = {n: nn.Parameter(torch.zeros(6)) for n, by in uses.items() if {*by} & places.keys()}
 
     divided = [s.devices for s in plan.stages if s.sharding == "parameters"]

@@ -28,7 +28,7 @@ from penstock.runtime.asynchronous.order import asynchronous_order
 from penstock.runtime.asynchronous.training import planned_messages
 from penstock.runtime.asynchronous.versioned_stage import with_updates
 from penstock.runtime.micro_batches import BatchCut, cut_batch
-from penstock.runtime.program import execute, steps_of
+from penstock.runtime.program import execute, prepared_steps
 from penstock.runtime.transport import process_groups
 from penstock.runtime.transport.messages import (
     messages_between_actions,
@@ -176,7 +176,7 @@ def test_an_order_of_a_devices_own_stages_may_make_a_peer_wait_long(backend: str
         channels = rank.channels(messages)
         channels.begin()
         channels.proceed(messages.planned)
-        execute(steps_of(order, rank.stages, channels), channels, rank.clock)
+        execute(prepared_steps(order, rank.stages, channels), channels, rank.clock)
         programs[rank.number] = rank.program
     if backend == "gloo":
         assert not stuck(programs, GLOO)
@@ -210,7 +210,7 @@ def test_no_asynchronous_order_gets_stuck(schedule: str, replicas: tuple[int, ..
         exchanged: Callable[[], object] = list
         for orders in parts:
             channels.proceed(planned_messages(messages, orders[own], unit_times(orders, shape)))
-            steps = steps_of(orders[own], rank.stages, channels)
+            steps = prepared_steps(orders[own], rank.stages, channels)
             execute(with_updates(steps, updated, order), channels, rank.clock)
             exchanged()
             exchanged = rank.exchange("the numbers of a batch")

@@ -5,7 +5,7 @@ import torch
 
 from penstock.capture.contract import TensorSpec
 from penstock.plan.plan import Plan, Stage
-from penstock.runtime.micro_batches import cut_batch, forward_schedule, schedule_of
+from penstock.runtime.micro_batches import cut_batch, forward_schedule, runnable_schedule
 from penstock.runtime.transport.messages import (
     BoundaryTensors,
     Message,
@@ -30,7 +30,7 @@ def three_to_two() -> tuple[Plan, list[BoundaryTensors]]:
 def messages(rank: int, rows: int = 16):
     plan, boundaries = three_to_two()
     cut = cut_batch(plan, rows)
-    schedule, shape = schedule_of(plan, len(cut.micro_batches))
+    schedule, shape = runnable_schedule(plan, len(cut.micro_batches))
     passed = messages_between_actions(plan, boundaries, schedule, cut)
     return messages_of_rank(rank, schedule, shape, passed)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from penstock.capture.batch.layout import BatchLayout, LeafSpec, RowsOf, key_of, layout_of
+from penstock.capture.batch.layout import BatchLayout, LeafSpec, RowsOf, key_in_batch, layout_of
 from penstock.capture.batch.lengths import Dynamic
 from penstock.capture.contract import Batch
 from penstock.errors import BadInput
@@ -47,7 +47,7 @@ def find_dynamic(batches: Iterable[Batch], rows: RowsOf | None = None) -> Dynami
         front = first.leaves[leaf].in_front
         dimensions = {dim - front: names[sizes[at, dim]] for at, dim in sizes if at == leaf}
         if dimensions:
-            dynamic[key_of(path)] = dimensions
+            dynamic[key_in_batch(path)] = dimensions
     return dynamic
 
 

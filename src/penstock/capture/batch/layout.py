@@ -335,7 +335,7 @@ def entry_at(batch: Any, key: LeafKey) -> Any:
     return batch
 
 
-def key_of(path: tuple[str | int, ...]) -> LeafKey:
+def key_in_batch(path: tuple[str | int, ...]) -> LeafKey:
     """The key of a tensor as users write it: without a tuple unless it is nested."""
     return path[0] if len(path) == 1 else path
 

@@ -21,8 +21,8 @@ from penstock.capture.record.model_state import (
     MISSING,
     Place,
     StatePlace,
-    place_of,
-    put,
+    place_of_state,
+    put_value,
     value_at,
 )
 from penstock.torch_internals import write_count
@@ -48,7 +48,7 @@ class KeptState:
 
     def __init__(self, program: UserProgram, places: Sequence[StatePlace] = ()) -> None:
         self.program = program
-        self.places = [place_of(program, place) for place in places]
+        self.places = [place_of_state(program, place) for place in places]
         self._numbers = {place: number for number, place in enumerate(places)}
         self.modes: list[tuple[nn.Module, bool]] = []
         """Training modes before an evaluation that is in progress."""
@@ -84,7 +84,7 @@ class KeptState:
                 for place, value, content in before:
                     if isinstance(value, torch.Tensor):
                         value.copy_(content)
-                    put(place, value)
+                    put_value(place, value)
             for i, was in enumerate(as_left):
                 if was:  # what is put back is no value that the user has set
                     self._note_left(i, before[i][1])
@@ -93,7 +93,7 @@ class KeptState:
 
     def value_of(self, stage: Hashable, place: StatePlace) -> Any:
         """Return what a run of this stage would find at a place, also if only one stage has it."""
-        now, number = value_at(place_of(self.program, place)), self._numbers.get(place)
+        now, number = value_at(place_of_state(self.program, place)), self._numbers.get(place)
         if number is None or not _is_as_left(now, self._left[number]):
             return now
         own = self._of_stage[stage][number] if stage in self._of_stage else _UNSET
@@ -110,7 +110,7 @@ class KeptState:
                     values[i] = _UNSET
             if own[i] is _UNSET:
                 own[i] = copied(self._of_user[i])
-            put(place, own[i])
+            put_value(place, own[i])
 
     def leave(self, stage: Hashable) -> None:
         """Keep what this stage's run has left."""
@@ -141,7 +141,7 @@ class RunState:
         """The stages of a process share what is between units; this one's is found by the key."""
         self._kept, self._probes = kept, task.probes
         own = [
-            place_of(task.program, place)
+            place_of_state(task.program, place)
             for unit, place in task.recorded.unit_changes
             if (unit in part.paths if unit else place.name not in elsewhere)
         ]
@@ -218,4 +218,4 @@ class RunState:
 
     def _put(self, values: Iterable[Any]) -> None:
         for place, value in zip(self._places, values, strict=True):
-            put(place, value)
+            put_value(place, value)

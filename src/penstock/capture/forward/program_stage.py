@@ -39,7 +39,7 @@ from penstock.capture.record.absent import (
     writes_first,
 )
 from penstock.capture.record.calls import Address, Made
-from penstock.capture.record.model_state import Place, put
+from penstock.capture.record.model_state import Place, put_value
 from penstock.capture.record.outside_state import (
     GeneratorsState,
     RandomState,
@@ -237,7 +237,7 @@ class Forwards:
             else:
                 own.place["forward"], own.had = own.had, None
         for place, value in muted:
-            put(place, value)
+            put_value(place, value)
 
 
 def roles_between(task: StageTask) -> Iterator[tuple[dict[str, Any], str, str]]:

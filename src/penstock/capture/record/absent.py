@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from penstock.capture.tensor_parts import give_scales, is_quantised, parts_of
+from penstock.capture.tensor_parts import give_scales, is_quantised, plain_parts
 from penstock.device import DEVICE_NAMES, is_gpu
 from penstock.torch_internals import (
     FakeTensor,
@@ -231,7 +231,7 @@ def release(parameter: torch.Tensor, whence: object = None, *, may_be_read: bool
         parameter.grad = None
         # Weights share some scales, which must not be freed with one of them.
         give_scales(parameter, parameter, lambda _, scale: torch.empty_like(scale, device=META))
-        parts = parts_of("", parameter).values()
+        parts = plain_parts("", parameter).values()
         freed = sum(free(part, may_be_read=may_be_read) for part in parts)
         if is_quantised(parameter):
             absent.released = type(parameter)

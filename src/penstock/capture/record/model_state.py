@@ -45,7 +45,7 @@ class StatePlace(NamedTuple):
         return f"{self.path}.{self.key}".removeprefix(".")
 
 
-def place_of(program: UserProgram, place: StatePlace) -> Place:
+def place_of_state(program: UserProgram, place: StatePlace) -> Place:
     """Return the place of a piece of state in the user's own model."""
     module = program.module(place.path)
     return (own_buffers(module) if place.kind == "buffer" else module.__dict__), place.key
@@ -56,7 +56,7 @@ def value_at(place: Place) -> Any:
     return place[0].get(place[1], MISSING)
 
 
-def put(place: Place, value: Any) -> None:
+def put_value(place: Place, value: Any) -> None:
     """Set a value; `MISSING` removes it."""
     if value is MISSING:
         place[0].pop(place[1], None)
@@ -71,11 +71,11 @@ def exchanged(values: Iterable[tuple[Place, Any]]) -> Iterator[None]:
     try:
         for place, value in values:
             before.append((place, value_at(place)))
-            put(place, value)
+            put_value(place, value)
         yield
     finally:
         for place, value in reversed(before):
-            put(place, value)
+            put_value(place, value)
 
 
 class _Identity:

@@ -25,7 +25,7 @@ from penstock.capture.record.calls import (
     Value,
 )
 from penstock.capture.record.model_and_loss import LOSS, UserProgram
-from penstock.capture.record.model_state import StatePlace, place_of, value_at
+from penstock.capture.record.model_state import StatePlace, place_of_state, value_at
 from penstock.capture.record.user_lines import Line, line_in_words, line_of_user, line_with_source
 from penstock.torch_internals import own_parameters, pytree, tensors_in
 
@@ -275,7 +275,7 @@ def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
 
 def state_at(program: UserProgram, place: StatePlace) -> list[torch.Tensor]:
     """The tensors in a piece of the program's state."""
-    return tensors_in(value_at(place_of(program, place)))
+    return tensors_in(value_at(place_of_state(program, place)))
 
 
 def held_here(tensor: torch.Tensor) -> str:

@@ -61,7 +61,7 @@ def bapipe(problem: PlanningProblem, score: Score) -> Plan:
     for sizes in dict.fromkeys((few_sizes(problem), every_size)):
         for recompute in problem.recompute_choices:
             few = replace(problem, micro_batch_sizes=sizes, recompute="on" if recompute else "off")
-            pipelines = list(pipeline_candidates(few, recompute=recompute))
+            pipelines = list(straight_pipelines(few, recompute=recompute))
             widest = min(len(few.cluster.devices), max(sizes))
             whole = list(one_stage_candidates(few, widest))
             best: list[Plan] = []
@@ -89,7 +89,7 @@ def methods_for(problem: PlanningProblem) -> tuple[str, ...]:
     return tuple(name for name in problem.schedules if name not in unfit) or problem.schedules
 
 
-def pipeline_candidates(problem: PlanningProblem, *, recompute: bool) -> Iterator[Candidate]:
+def straight_pipelines(problem: PlanningProblem, *, recompute: bool) -> Iterator[Candidate]:
     """A balanced straight pipeline for every micro-batch size and schedule, where one fits."""
     chain = whole_chain(problem)
     for size in problem.micro_batch_sizes:

@@ -33,7 +33,7 @@ from penstock.planners.dapple.groups import (
     Groups,
     costs_of_groups,
     network_of_steps,
-    steps_of,
+    search_steps_of,
 )
 from penstock.planners.dapple.latency import latency_s
 from penstock.planners.dapple.placement import occupancies
@@ -199,7 +199,7 @@ class Search:
             devices = self.groups.receivers[each.step]
             slices = self.groups.slices(devices, self.size)
             stages.append((range(each.lo, each.end), tuple(real[d] for d in devices), slices))
-            real = renumbered(real, places.servers, places.steps[each.step].servers)
+            real = renumbered_devices(real, places.servers, places.steps[each.step].servers)
         behind = places.steps[taken[-1].step].target
         return (*stages, *self.rest_of(taken[-1].end, behind, real))
 
@@ -210,7 +210,7 @@ class Search:
         return ((range(lo, last), tuple(real.get(d, d) for d in devices), slices),)
 
 
-def renumbered(
+def renumbered_devices(
     real: dict[int, int], servers: tuple[tuple[int, ...], ...], order: tuple[int, ...]
 ) -> dict[int, int]:
     """The real devices after server ``i`` represents what server ``order[i]`` represented."""
@@ -223,7 +223,7 @@ def renumbered(
 
 def search_of(chain: ChainCosts, groups: Groups, size: int, schedule: str) -> Search:
     problem, layers = chain.problem, chain.problem.profile.layers
-    steps, occupied = steps_of(groups, size)
+    steps, occupied = search_steps_of(groups, size)
     devices = sum(len(server) for server in groups.places.servers)
     most = min(devices, len(layers), MOST_STAGES if devices <= 64 else 24)
     most = min(most, problem.max_stages or most)

@@ -31,7 +31,8 @@ class Groups:
         used, steps = self.places.used, self.places.steps
         self.receivers = [self.behind(used[step.source], step.taken) for step in steps]
         self.senders = [
-            self.behind(used[step.source], step.taken, renumbered(step.servers)) for step in steps
+            self.behind(used[step.source], step.taken, inverse_numbering(step.servers))
+            for step in steps
         ]
         self.numbers = [self.number(devices) for devices in self.receivers]
 
@@ -105,7 +106,7 @@ class Groups:
         return len(rates) == len(set(self.cluster.devices)) == 1 and not self.cluster.links
 
 
-def renumbered(servers: tuple[int, ...]) -> tuple[int, ...]:
+def inverse_numbering(servers: tuple[int, ...]) -> tuple[int, ...]:
     """The number of each server in another numbering: the inverse of a permutation."""
     places = [0] * len(servers)
     for place, server in enumerate(servers):
@@ -113,7 +114,9 @@ def renumbered(servers: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(places)
 
 
-def steps_of(groups: Groups, micro_batch_size: int) -> tuple[list[DappleStep], list[Occupancy]]:
+def search_steps_of(
+    groups: Groups, micro_batch_size: int
+) -> tuple[list[DappleStep], list[Occupancy]]:
     """The steps of the search for micro-batches of that size, and the sets of devices in use.
 
     The group of a step is -1 where it takes more devices than a micro-batch has rows. Each set has

@@ -19,7 +19,7 @@ def every_placement(problem: PlanningProblem) -> Iterator[Plan]:
     most_stages = min(devices, layers, problem.max_stages or layers)
     for size, used in product(problem.micro_batch_sizes, range(1, devices + 1)):
         for order in permutations(range(devices), used):
-            if not in_order(order, equal):
+            if not earlier_first(order, equal):
                 continue
             for count in range(1, min(used, most_stages) + 1):
                 for inner in combinations(range(1, used), count - 1):
@@ -121,7 +121,7 @@ def interchangeable(cluster: Cluster) -> tuple[int, ...]:
     return tuple(next(x for x in devices if x == y or equal(x, y)) for y in devices)
 
 
-def in_order(order: Sequence[int], equal: Sequence[int]) -> bool:
+def earlier_first(order: Sequence[int], equal: Sequence[int]) -> bool:
     """Return whether of interchangeable devices the earlier come first, with none left out."""
     seen: dict[int, int] = {}
     members: dict[int, list[int]] = {}

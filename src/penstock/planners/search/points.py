@@ -30,7 +30,7 @@ MOST_MICRO_BATCHES = 1024
 """Points with more micro-batches are left out where there are others: orders take long to make."""
 
 
-def sizes_of(problem: PlanningProblem) -> list[int]:
+def micro_batch_sizes(problem: PlanningProblem) -> list[int]:
     """Return the sizes of micro-batches that points have, in order."""
     sizes = sorted(problem.micro_batch_sizes)
     few = [size for size in sizes if problem.global_batch // size <= MOST_MICRO_BATCHES]
@@ -66,7 +66,7 @@ def rules_of(
         rounds=rounds,
         split=split,
         batch=problem.global_batch,
-        sizes=sizes_of(problem),
+        sizes=micro_batch_sizes(problem),
         groups=(least, most),
         depths=depths,
         savings=(recomputes, shardings),
@@ -102,7 +102,7 @@ def quick_play(problem: PlanningProblem, rules: PointRules) -> QuickPlay:
     return QuickPlay(costs, rules)
 
 
-def plan_of(
+def plan_of_point(
     problem: PlanningProblem, rules: PointRules, point: Point, name: str, depths: Sequence[int]
 ) -> Plan:
     """Return the plan of a point under a schedule; ``depths`` are those of the quick simulation."""

@@ -99,14 +99,14 @@ def on_whole_hosts(cluster: Cluster, plan: Plan) -> Iterator[Plan]:
     groups = plan.device_groups
     by_size = sorted(groups, key=len, reverse=True)
     for order in dict.fromkeys((groups, tuple(by_size))):
-        new = packed(cluster, order)
+        new = on_few_hosts(cluster, order)
         stages = tuple(replace(stage, devices=new[stage.devices]) for stage in plan.stages)
         renumbered = replace(plan, stages=stages)
         if scatter(cluster, renumbered) < scatter(cluster, plan):
             yield renumbered
 
 
-def packed(
+def on_few_hosts(
     cluster: Cluster, groups: Sequence[tuple[int, ...]]
 ) -> dict[tuple[int, ...], tuple[int, ...]]:
     """Replacements of sets of devices by ones of the same kinds on as few hosts as possible.

@@ -15,13 +15,13 @@ from penstock.costs.infeasible import infeasible
 from penstock.costs.lower_bound import gap, lower_bound_s, plan_bound_s
 from penstock.costs.schedule_costs import priced
 from penstock.costs.tables import costs_with
-from penstock.plan.plan import Plan, in_order, with_cut
+from penstock.plan.plan import Plan, with_cut, with_order
 from penstock.plan.problem import Planner, PlanningProblem, Score
 from penstock.planners.registry import STARTING_PLANNERS
 from penstock.planners.search.arms import POOL, Arm, ArmPoint, arms_of, quick_point
 from penstock.planners.search.every_plan import every_placement, every_variant
 from penstock.planners.search.judge import MAKING_A_PLAN, Judge, SearchStep, actions_of
-from penstock.planners.search.points import plan_of, point_of
+from penstock.planners.search.points import plan_of_point, point_of
 from penstock.planners.search.preference import preferred
 from penstock.planners.variants import cheap_plans, every_plan_of
 
@@ -176,7 +176,7 @@ class ArmSearch:
         """Simulate a point under the schedule that led, or at first under all; its seconds."""
         best_s = inf
         for name in names or ((arm.lead,) if arm.lead else arm.schedules):
-            plan = plan_of(self.problem, arm.rules, one.point, name, one.depths)
+            plan = plan_of_point(self.problem, arm.rules, one.point, name, one.depths)
             seconds = self.exact_s(plan)
             best_s = min(best_s, seconds)
             if seconds < arm.best_s:
@@ -239,7 +239,7 @@ class ArmSearch:
                 if not before.start < after.start + step < after.stop or self.left < least:
                     continue
                 other = with_cut(plan, s, after.start + step)
-                self.left -= actions_of(in_order(other, "1f1b"))
+                self.left -= actions_of(with_order(other, "1f1b"))
                 other_s = self.judge.simulate(other)
                 if other_s < seconds:
                     plan, seconds, improves = other, other_s, True
@@ -416,7 +416,7 @@ def rescheduled(problem: PlanningProblem, plan: Plan, schedule: str, score: Scor
             if not near or max(map(len, groups)) > size or len(groups) > arm.rules.most_groups:
                 continue
             arm.add(arm.play.best_variant(arm.even_point(order, starts, index), inf))
-        same = in_order(plan, schedule)
+        same = with_order(plan, schedule)
         if point_of(judge.problem, arm.rules, same):
             search.start_from(same)
         search.judge_pool(arm)

@@ -56,9 +56,9 @@ def spp_bound_s(problem: PlanningProblem, plan: Plan) -> float:
     overlap = all(cluster.devices[device].overlaps_communication for device in plan.devices)
     if plan.stages[1:] and (cluster.messages_in_order or not overlap):
         return inf
-    parts = parts_of(problem, plan)
+    parts = parts_of_plan(problem, plan)
     waves = plan.micro_batches + 4 * len(plan.stages) - 4
-    workload = workload_of(problem, plan, parts)
+    workload = workload_of_parts(problem, plan, parts)
     return waves * workload / plan.micro_batches + ending_s(problem, plan, parts)
 
 
@@ -74,10 +74,10 @@ def workload_s(problem: PlanningProblem, plan: Plan) -> float:
     Every message of a micro-batch counts together with the other messages of that micro-batch, of
     any stages and both directions, that need one of its engines or ports.
     """
-    return workload_of(problem, plan, parts_of(problem, plan))
+    return workload_of_parts(problem, plan, parts_of_plan(problem, plan))
 
 
-def workload_of(problem: PlanningProblem, plan: Plan, parts: Parts) -> float:
+def workload_of_parts(problem: PlanningProblem, plan: Plan, parts: Parts) -> float:
     messages = list(messages_of(problem.cluster, parts))
     busiest_s = max((shared_s(message, messages) for message in messages), default=0.0)
     # With reads of parameters from off-chip memory, and what messages take of the device.
@@ -91,7 +91,7 @@ def workload_of(problem: PlanningProblem, plan: Plan, parts: Parts) -> float:
     )
 
 
-def parts_of(problem: PlanningProblem, plan: Plan) -> Parts:
+def parts_of_plan(problem: PlanningProblem, plan: Plan) -> Parts:
     """The work of a plan as the simulator has it."""
     catalogue = Catalogue(problem.profile, problem.cluster)
     return catalogue.parts_of(plan, one_instance_a_stage(len(plan.stages)))

@@ -153,7 +153,7 @@ def recurse(weights: Floats, ties: Floats, blocks: list[Block], among: list[int]
     first, second = halves(inside, [len(blocks[block]) for block in among])
     left = recurse(weights, ties, blocks, [among[i] for i in first])
     right = recurse(weights, ties, blocks, [among[i] for i in second])
-    return joined(weights, left, right)
+    return joined_halves(weights, left, right)
 
 
 def halves(ties: Floats, sizes: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -165,7 +165,7 @@ def halves(ties: Floats, sizes: Sequence[int]) -> tuple[list[int], list[int]]:
     return [int(i) for i in np.flatnonzero(side)], [int(i) for i in np.flatnonzero(~side)]
 
 
-def joined(weights: Floats, left: Block, right: Block) -> Block:
+def joined_halves(weights: Floats, left: Block, right: Block) -> Block:
     """Two ordered halves, reversed so that the devices which meet are tied most strongly."""
     pairs = [(first, second) for first in (left, left[::-1]) for second in (right, right[::-1])]
     first, second = max(pairs, key=lambda pair: weights[pair[0][-1], pair[1][0]])

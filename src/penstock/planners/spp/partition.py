@@ -10,7 +10,7 @@ from penstock.costs.stage_costs import depth_function
 from penstock.costs.tables import RECOMPUTE_MODES, RECOMPUTES, ChainCosts
 from penstock.plan.plan import Plan, Stage
 from penstock.planners.choice import Candidate
-from penstock.planners.coarse_chain import DeviceLine, LineWindows, windows_of
+from penstock.planners.coarse_chain import DeviceLine, LineWindows, windows_of_line
 
 
 def partition(
@@ -57,7 +57,7 @@ def partition(
     most_stages = min(line.blocks, chain.layers, problem.max_stages or chain.layers)
     micro_batches = problem.global_batch // micro_batch_size
     depth = depth_function(schedule)
-    windows = windows_of(chain, line, micro_batch_size)
+    windows = windows_of_line(chain, line, micro_batch_size)
     question = SppQuestion(
         stages_and_blocks=(most_stages + 1, line.blocks),
         groups=windows.groups.ravel().tolist(),

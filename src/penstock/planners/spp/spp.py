@@ -55,10 +55,10 @@ def spp_on_order(problem: PlanningProblem, score: Score, order: tuple[int, ...])
     first, *others = sorted(problem.schedules, key=preference)
     found: list[Candidate] = []
     for chain, sizes in attempts(problem):
-        found = list(candidates(chain, order, sizes, first))
+        found = list(plans_of_stages(chain, order, sizes, first))
         if memory_counts(problem, found):
             for schedule in others:
-                found += candidates(chain, order, sizes, schedule)
+                found += plans_of_stages(chain, order, sizes, schedule)
         if found:
             break
     best = best_candidate(problem, found, score, planner="spp", tries=TRIES)
@@ -98,7 +98,7 @@ def memory_counts(problem: PlanningProblem, found: list[Candidate]) -> bool:
     )
 
 
-def candidates(
+def plans_of_stages(
     chain: ChainCosts, order: tuple[int, ...], sizes: tuple[int, ...], schedule: str
 ) -> Iterator[Candidate]:
     """PRM's plan for every micro-batch size and number of stages."""

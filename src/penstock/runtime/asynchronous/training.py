@@ -27,7 +27,7 @@ from penstock.runtime.program import (
     DeviceCopies,
     Program,
     StagePart,
-    steps_of,
+    prepared_steps,
 )
 from penstock.runtime.transport.messages import (
     Message,
@@ -196,7 +196,7 @@ class AsynchronousSteps(StreamedSteps):
         """The program of one part: its actions and messages, and the updates of this rank."""
         times = unit_times(orders, self._order.ring_shape)
         own = sorted((a for stage in self.stages for a in orders[stage]), key=times.__getitem__)
-        steps = steps_of(own, self.stages, ring.channels)
+        steps = prepared_steps(own, self.stages, ring.channels)
         messages = replace(ring.messages, planned=planned_messages(ring.messages, own, times))
         updating = tuple(with_updates(steps, self.stages, self._order))
         return replace(ring, messages=messages, steps=updating, begins=False)

@@ -129,7 +129,7 @@ def checksum_of_file(path: Path) -> tuple[int, str]:
         return file.tell(), checksum.hexdigest()
 
 
-def stored_tensors(path: Path, state: Mapping[str, Any]) -> dict[str, StoredTensor]:
+def tensors_in_checkpoint(path: Path, state: Mapping[str, Any]) -> dict[str, StoredTensor]:
     """Find every tensor of a checkpoint, by name, without reading its values."""
     tensors: dict[str, StoredTensor] = {}
     for name in sorted(state["files"]):

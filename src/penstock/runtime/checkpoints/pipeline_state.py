@@ -15,7 +15,7 @@ from penstock.runtime.checkpoints.checkpoint import (
     damage_of,
     first_mismatch,
     is_checkpoint,
-    stored_tensors,
+    tensors_in_checkpoint,
 )
 from penstock.runtime.checkpoints.extra_state import extra_tensors, restore_extra
 from penstock.runtime.checkpoints.loader_state import (
@@ -63,7 +63,7 @@ def restore_own(engine: Engine, training: Training, state_dict: Mapping[str, Any
     restore(engine, training, tensors, state_dict["state"])
 
 
-def saved_tensors(engine: Engine, training: Training) -> dict[str, torch.Tensor]:
+def checkpoint_tensors(engine: Engine, training: Training) -> dict[str, torch.Tensor]:
     """The tensors that this rank writes into a checkpoint. One rank of a pipeline writes each.
 
     All ranks must call this: tensors that a tensor group divides are gathered.
@@ -75,7 +75,7 @@ def saved_tensors(engine: Engine, training: Training) -> dict[str, torch.Tensor]
         return {name_in(engine.pipeline, name): own[name] for name in kept}
     return {
         name: tensor
-        for name, tensor in engine.shards.whole(own, parameters_of(own)).items()
+        for name, tensor in engine.shards.whole(own, owners_of_tensors(own)).items()
         if name.startswith(("random.", "extra.")) or engine.held.owns(name.partition(".")[2])
     }
 
@@ -111,10 +111,10 @@ def as_found_by(
     return {**stored, **own}
 
 
-def parameters_of(tensors: Iterable[str]) -> dict[str, str]:
+def owners_of_tensors(tensors: Iterable[str]) -> dict[str, str]:
     """The parameter or buffer to which each tensor of a checkpoint belongs, by its name.
 
-    >>> parameters_of(["model.a.weight", "optimizer.a.weight.exp_avg", "random.0"])
+    >>> owners_of_tensors(["model.a.weight", "optimizer.a.weight.exp_avg", "random.0"])
     {'model.a.weight': 'a.weight', 'optimizer.a.weight.exp_avg': 'a.weight'}
     """
     found = {name: name.partition(".") for name in tensors}
@@ -147,7 +147,7 @@ def load_state(
 ) -> None:
     """Continue from a checkpoint with this state; see `Pipeline.load`."""
     world, (path, state) = engine.world, checkpoint
-    stored = world.all_succeed(partial(stored_tensors, path, state))
+    stored = world.all_succeed(partial(tensors_in_checkpoint, path, state))
     stored = as_found_by(engine, stored, state)
     tensors = wanted_tensors(engine, training, stored)
 
@@ -212,7 +212,7 @@ def keep_own_parts(engine: Engine, tensors: dict[str, torch.Tensor]) -> None:
     if not engine.shards.is_divided:
         return
     held = engine.held.named_tensors()
-    for name, parameter in parameters_of(tensors).items():
+    for name, parameter in owners_of_tensors(tensors).items():
         tensors[name] = engine.shards.own_part(parameter, tensors[name])
         if name == f"model.{parameter}":
             held[parameter].copy_(tensors[name])

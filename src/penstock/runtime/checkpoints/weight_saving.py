@@ -72,7 +72,7 @@ def save_weights(engine: Engine, directory: Path, max_shard_bytes: int) -> None:
     check_not_quantised(engine, "save_pretrained()")
     folder = begun(engine, directory)
     owned = engine.held.owned_tensors()
-    own = split(saved_tensors(engine, owned), max_shard_bytes)
+    own = split(weights_to_save(engine, owned), max_shard_bytes)
     of_loss = {n: t for n, t in owned.items() if n in engine.graph.program.loss_state}
     whole_loss = world.gather_tensors(of_loss)
     counts = world.all_gather(len(own))
@@ -91,10 +91,12 @@ def save_weights(engine: Engine, directory: Path, max_shard_bytes: int) -> None:
     world.all_succeed(write_own)
     index = {name: file for file, held in zip(names, own, strict=True) for name in held}
     size = sum(tensor.nbytes for held in own for tensor in held.values())
-    world.on_first(partial(finish, engine.graph.model, folder, world.all_gather((index, size))))
+    world.on_first(
+        partial(finish_folder, engine.graph.model, folder, world.all_gather((index, size)))
+    )
 
 
-def finish(
+def finish_folder(
     model: nn.Module, folder: NewFolder, parts: Sequence[tuple[Mapping[str, str], int]]
 ) -> None:
     """Write index and configuration, and give the folder its final name."""
@@ -108,7 +110,7 @@ def finish(
     folder.complete_into(last=INDEX_FILE)
 
 
-def saved_tensors(engine: Engine, own: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def weights_to_save(engine: Engine, own: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Select what this rank writes of its ``own``: the persistent tensors, tied ones once."""
     graph = engine.graph
     names: dict[str, list[str]] = {}

@@ -136,7 +136,7 @@ class GradientBucket:
         if dtype != self.flat.dtype and not self.narrowed:
             self.narrowed = True
             found = self.gradients.copy_(self.flat.to(dtype))
-            for parameter, view in views_of(found, self.parameters):
+            for parameter, view in views_into(found, self.parameters):
                 if parameter.grad is not None:
                     parameter.grad = view
 
@@ -150,7 +150,7 @@ class GradientBucket:
         own = range(first, first + self.values.nbytes)
         if all(p.data_ptr() in own or not p.numel() for p in self.parameters):
             return
-        for parameter, view in views_of(self.values, self.parameters):
+        for parameter, view in views_into(self.values, self.parameters):
             if parameter.data_ptr() != view.data_ptr():
                 view.copy_(parameter.detach())
                 parameter.data = view
@@ -167,7 +167,7 @@ class GradientBucket:
         if not_counted:
             counted = [p.grad for p in self.parameters if p not in not_counted]
             parts = [gradient for gradient in counted if gradient is not None] or [self.flat[:0]]
-        kind = wide(self.flat.dtype)
+        kind = sum_dtype(self.flat.dtype)
         norms = [torch.linalg.vector_norm(part, dtype=kind) for part in parts]
         return torch.stack(norms).double().square().sum()
 
@@ -207,7 +207,7 @@ def place_gradients(bucket: GradientBucket, summed: torch.Tensor) -> None:
     bucket.summed, own = summed, bucket.parameters
     bucket.flat, bucket.arrived = summed[: -len(own)], summed[-len(own) :]
     # As `data`, each has a count of writes of its own.
-    bucket.views = [view.data for _, view in views_of(bucket.flat, own)]
+    bucket.views = [view.data for _, view in views_into(bucket.flat, own)]
     bucket.restart()
 
 
@@ -218,13 +218,13 @@ def flat_values(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
     """
     total = sum(parameter.numel() for parameter in parameters)
     flat = parameters[0].new_empty(total, requires_grad=False)
-    for parameter, view in views_of(flat, parameters):
+    for parameter, view in views_into(flat, parameters):
         view.copy_(parameter.detach())
         parameter.data = view
     return flat
 
 
-def views_of(
+def views_into(
     flat: torch.Tensor, parameters: Sequence[nn.Parameter]
 ) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
     """Each parameter with its part of ``flat``, in its shape."""
@@ -232,7 +232,7 @@ def views_of(
     return ((p, part.view(p.shape)) for p, part in zip(parameters, parts, strict=True))
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     """The floating-point type for sums of many numbers of ``dtype``: at least 32 bits."""
     return dtype if dtype.itemsize >= 4 else torch.float32
 

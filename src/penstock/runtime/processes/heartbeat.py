@@ -331,9 +331,9 @@ class Heartbeat:
 
     def _read(self, rank: int) -> Position | None:
         try:
-            if not self._reads.check([key_of(rank)]):
+            if not self._reads.check([position_key(rank)]):
                 return None
-            return Position(**json.loads(self._reads.get(key_of(rank))))
+            return Position(**json.loads(self._reads.get(position_key(rank))))
         except RuntimeError as cause:
             # Otherwise the store has ended with its process.
             self._cut = self._cut or link_is_cut(cause)
@@ -352,7 +352,7 @@ class Heartbeat:
                 )
             if self._writes is not None:
                 try:
-                    self._writes.set(key_of(self.rank), json.dumps(asdict(self.own())))
+                    self._writes.set(position_key(self.rank), json.dumps(asdict(self.own())))
                 except RuntimeError:
                     self._writes = None
 
@@ -361,7 +361,7 @@ HEARTBEAT = Heartbeat()
 """That of this process."""
 
 
-def key_of(rank: int) -> str:
+def position_key(rank: int) -> str:
     """The key of a rank's position in the store."""
     return f"penstock/position/{rank}"
 

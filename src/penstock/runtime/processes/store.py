@@ -243,12 +243,12 @@ def name_of_start(store: RunStore, rank: int, limit_s: float) -> str:
     none that an earlier rank 0 has written.
     """
     own = secrets.token_hex(8)
-    store.set(key_of("drawn", rank), own)
+    store.set(key_of_rank("drawn", rank), own)
     with joining() as pause:
         while True:
-            number, _, name = written(store, key_of("answer", rank)).partition(" ")
+            number, _, name = written(store, key_of_rank("answer", rank)).partition(" ")
             if number == own:
-                store.set(key_of("taken", rank), name)
+                store.set(key_of_rank("taken", rank), name)
                 return name
             if pause() > limit_s:
                 raise Stalled(f"rank {rank} waited {limit_s:g} s for rank 0 to join the run")
@@ -264,11 +264,11 @@ def tell_start(store: RunStore, name: str, size: int) -> None:
     with joining() as pause:
         while waiting:
             for rank in sorted(waiting):
-                number = written(store, key_of("drawn", rank))
+                number = written(store, key_of_rank("drawn", rank))
                 if number and number != answered.get(rank):
-                    store.set(key_of("answer", rank), f"{number} {name}")
+                    store.set(key_of_rank("answer", rank), f"{number} {name}")
                     answered[rank] = number
-                elif written(store, key_of("taken", rank)) == name:
+                elif written(store, key_of_rank("taken", rank)) == name:
                     waiting.remove(rank)
             pause()
 
@@ -278,6 +278,6 @@ def written(store: RunStore, key: str) -> str:
     return store.get(key).decode() if store.check([key]) else ""
 
 
-def key_of(what: str, rank: int) -> str:
+def key_of_rank(what: str, rank: int) -> str:
     """The key of the number that a rank has "drawn", of its "answer", or of the name "taken"."""
     return f"penstock/start/{what}/{rank}"

@@ -181,13 +181,13 @@ class World:
             rows[self.rank] = own
             for rank, row in enumerate(rows):
                 work = dist.broadcast(row, group=self.control, group_src=rank, async_op=True)
-                finish(work)
+                finish_work(work)
             return rows
         padded = own.new_zeros(max(lengths))
         padded[: len(own)] = own
         rows = [torch.empty_like(padded) for _ in lengths]
         work = dist.all_gather(rows, padded, group=self.control, async_op=True)
-        finish(work)
+        finish_work(work)
         return [row[:length] for row, length in zip(rows, lengths, strict=True)]
 
     def broadcast(self, value: T | None, *types: type) -> T:
@@ -444,7 +444,7 @@ def host_identity() -> str:
         return f"{os.uname().nodename} {os.getpid()}"
 
 
-def finish(work: dist.Work | None) -> None:
+def finish_work(work: dist.Work | None) -> None:
     """Wait for a collective of all ranks, as long as they answer; see `World.all_gather`."""
     assert work is not None
     start_s = time.perf_counter()

@@ -24,7 +24,7 @@ from penstock.plan.choices import choices_of
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.micro_batches import check_runnable
 from penstock.runtime.processes.world import World
-from penstock.runtime.program import places_of
+from penstock.runtime.program import places_of_rank
 from penstock.runtime.stage.partial_recompute import PartlyRecomputed, single_layers
 from penstock.runtime.stage.runner import ModuleRunner
 from penstock.runtime.tables import Quantise, Weights
@@ -157,7 +157,7 @@ def check_counts(plan: Plan, graph: LayerGraph) -> None:
 def stages_of(graph: LayerGraph, plan: Plan, rank: int) -> dict[int, StageProgram]:
     """The stages of a rank, on the tensors that the model has."""
     boundaries, found = boundaries_of(graph, plan), dict[int, StageProgram]()
-    for stage in (place.stage for place in places_of(plan, rank)):
+    for stage in (place.stage for place in places_of_rank(plan, rank)):
         program = graph.stage(plan.stages[stage].layers)
         # Of what it sends, it passes on what it has received.
         received = {spec.name: place for place, spec in enumerate(program.received)}

@@ -35,7 +35,7 @@ from penstock.capture.record.units import is_torchs
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.runtime.processes.world import World
-from penstock.runtime.program import places_of
+from penstock.runtime.program import places_of_rank
 from penstock.runtime.stage.random_stream import replayed
 from penstock.torch_internals import COMPILED_CALL, checkpoint_here, compiler, tensors_in
 
@@ -185,7 +185,7 @@ class CompiledCall(StageCall):
 
     def _choose(self, leaves: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
         """Find out in a run as it is which parts can be compiled, and prepare their forwards."""
-        candidates = {id(part): part for part in parts_of(self._module)}
+        candidates = {id(part): part for part in compiled_modules(self._module)}
         refused: set[int] = set()
         watching = [(part.__dict__, watched(part, refused)) for part in candidates.values()]
         with forwards_put(watching):
@@ -218,7 +218,7 @@ def compiling() -> Iterator[None]:
         yield
 
 
-def parts_of(module: StageModule) -> list[nn.Module]:
+def compiled_modules(module: StageModule) -> list[nn.Module]:
     """Return the modules that may be compiled: the stage's blocks, then its units.
 
     Not those of one kernel, and not those that change Python state, which is different in every
@@ -286,8 +286,8 @@ class StageCompiler:
     ) -> None:
         """Compile for the rows of a full micro-batch on this rank, and wait for all ranks."""
         rows = {
-            place.stage: rows_of(plan, world.rank, place.stage)
-            for place in places_of(plan, world.rank)
+            place.stage: rows_of_rank(plan, world.rank, place.stage)
+            for place in places_of_rank(plan, world.rank)
         }
         before = compiler().utils.counters["stats"]["unique_graphs"]
         for call in self._calls:
@@ -299,7 +299,7 @@ class StageCompiler:
         world.barrier()
 
 
-def rows_of(plan: Plan, rank: int, stage: int) -> int:
+def rows_of_rank(plan: Plan, rank: int, stage: int) -> int:
     """The rows of a full micro-batch that ``rank`` computes in ``stage``."""
     homes = (plan.holder(stage, direction) for direction in (0, 1))
     home = next(home for home in homes if rank in home.devices)

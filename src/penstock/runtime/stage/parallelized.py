@@ -32,7 +32,7 @@ from penstock.capture.forward.materialise import named_tensors
 from penstock.capture.forward.partial_forward import RunContext
 from penstock.capture.forward.stage_module import StageProgram
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.record.model_state import MISSING, Place, put, value_at
+from penstock.capture.record.model_state import MISSING, Place, put_value, value_at
 from penstock.capture.record.outside_state import random_state, same_state
 from penstock.capture.record.user_lines import line_of
 from penstock.errors import BadInput
@@ -330,7 +330,7 @@ def put_each(values: Iterable[tuple[Place, Any]]) -> None:
             own.clear()
             own.update(value)
         else:
-            put(place, value)
+            put_value(place, value)
 
 
 @contextmanager

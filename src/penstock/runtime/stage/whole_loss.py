@@ -128,7 +128,7 @@ class EndOfPipeline(ModuleRunner):
         for micro_batch, tensor in own.items():
             rows = work.ranges[micro_batch]
             if spec.batch_dim >= 0:
-                rows_of(spec, whole, rows).copy_(tensor)
+                rows_of_samples(spec, whole, rows).copy_(tensor)
             elif rows.start == 0:
                 whole.copy_(tensor)
         if self._add_up is not None:
@@ -142,7 +142,7 @@ class EndOfPipeline(ModuleRunner):
         for spec in self._end.program.received:
             slope, rows = self._slopes.get(spec.name), work.ranges[micro_batch]
             if slope is not None and spec.batch_dim >= 0:
-                slope = rows_of(spec.at(work.lengths), slope, rows)
+                slope = rows_of_samples(spec.at(work.lengths), slope, rows)
             elif slope is not None:
                 slope = slope * (len(rows) / work.samples)
             found[spec.name] = slope
@@ -183,7 +183,7 @@ class EndOfPipeline(ModuleRunner):
         assert self._give_outputs is not None
         for micro_batch, rows in enumerate(work.ranges):
             own = {
-                number: tensor if spec.batch_dim < 0 else rows_of(spec, tensor, rows)
+                number: tensor if spec.batch_dim < 0 else rows_of_samples(spec, tensor, rows)
                 for (number, tensor), spec in zip(
                     sorted(outputs.items()),
                     (spec.at(work.lengths) for spec in self._specs_of_outputs),
@@ -193,7 +193,7 @@ class EndOfPipeline(ModuleRunner):
             self._give_outputs(micro_batch, own, weight)
 
 
-def rows_of(spec: TensorSpec, tensor: torch.Tensor, rows: range) -> torch.Tensor:
+def rows_of_samples(spec: TensorSpec, tensor: torch.Tensor, rows: range) -> torch.Tensor:
     """The rows of some samples, of a tensor with samples."""
     each = spec.rows_per_sample
     return tensor.narrow(spec.batch_dim, rows.start * each, len(rows) * each)

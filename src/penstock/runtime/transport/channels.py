@@ -168,7 +168,7 @@ class PipelineChannels:
                     borrowed.discard(place)
                 elif before is None and message.sender == self.device:
                     borrowed.add(place)
-                tensors[place] = joined(before, part, tensor, message.kind)
+                tensors[place] = joined_rows(before, part, tensor, message.kind)
         return tensors
 
     def _take(self, wanted: Arrival) -> list[torch.Tensor | None]:
@@ -209,7 +209,9 @@ class PipelineChannels:
             def hand_over(result: Tensors) -> None:
                 # Detached, so that each stage's backward ends at its own inputs.
                 arrival.tensors = [
-                    None if result[place] is None else rows_of(result[place], part, memory).detach()
+                    None
+                    if result[place] is None
+                    else rows_of_part(result[place], part, memory).detach()
                     for place, part in parts
                 ]
 
@@ -221,7 +223,7 @@ class PipelineChannels:
 
         def send(result: Tensors) -> None:
             start = now()
-            outlet([rows_of(result[place], part, memory) for place, part in parts])
+            outlet([rows_of_part(result[place], part, memory) for place, part in parts])
             add("SEND", stage, micro_batch, start, now(), peer, size)
 
         return send
@@ -232,14 +234,16 @@ INTEGERS = {2: c_int16, 4: c_int32, 8: c_int64, 16: c_int64}
 
 
 def gradient_in(arrived: torch.Tensor) -> torch.Tensor | None:
-    """The gradient that has arrived; ``None`` where the sender had none (see `rows_of`)."""
+    """The gradient that has arrived; ``None`` where the sender had none (see `rows_of_part`)."""
     kind = INTEGERS.get(arrived.itemsize)
     if kind is None or not arrived.is_cpu or not arrived.numel():
         return arrived
     return None if kind.from_address(arrived.data_ptr()).value == -1 else arrived
 
 
-def rows_of(tensor: torch.Tensor | None, part: MessagePart, memory: torch.device) -> torch.Tensor:
+def rows_of_part(
+    tensor: torch.Tensor | None, part: MessagePart, memory: torch.device
+) -> torch.Tensor:
     """The rows of ``part`` in the sender's tensor; without one, a mark in ``memory``.
 
     It is NaN with all bits set, which no operator makes. For a device, where the host would wait to
@@ -255,7 +259,7 @@ def rows_of(tensor: torch.Tensor | None, part: MessagePart, memory: torch.device
     return tensor.narrow(part.dim, part.source_rows.start, len(part.source_rows))
 
 
-def joined(
+def joined_rows(
     before: torch.Tensor | None, part: MessagePart, arrived: torch.Tensor, kind: Literal["F", "B"]
 ) -> torch.Tensor:
     """``before`` with the arrived rows: inserted, or added in the case of a gradient.

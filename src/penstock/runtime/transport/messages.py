@@ -200,7 +200,7 @@ def messages_across(
         for spec in boundary.tensors:
             if spec.batch_dim < 0:
                 if (i, j) in shared:
-                    parts.append(part_of(spec, 0))
+                    parts.append(whole_part(spec, 0))
             elif (i, j) in overlap:
                 parts.append(row_part(spec, overlap[i, j], have, need, i, j))
         here, there = plan.ranks_of(senders[i]), plan.ranks_of(receivers[j])
@@ -282,7 +282,7 @@ def rare_messages(
             if i != j and here.slices == there.slices and not from_any_replica:
                 continue
             rows = min(here.slices[i], there.slices[j])
-            parts = tuple(part_of(spec, rows) for spec in boundary.tensors)
+            parts = tuple(whole_part(spec, rows) for spec in boundary.tensors)
             ends, turned = (here.devices[i], there.devices[j]), (stages[1], stages[0])
             for (sender, receiver), passed in ((ends, stages), ((ends[1], ends[0]), turned)):
                 kind = "F" if passed == stages else "B"
@@ -292,7 +292,7 @@ def rare_messages(
                         yield Message(kind, direction, *pair, *passed, parts)
 
 
-def part_of(spec: TensorSpec, rows: int) -> MessagePart:
+def whole_part(spec: TensorSpec, rows: int) -> MessagePart:
     """A whole tensor of this number of rows; all of one without a batch dimension."""
     shape = spec.shape_for(rows)
     return MessagePart(spec, shape, spec.batch_dim, range(rows), range(rows), shape)

@@ -161,7 +161,7 @@ class GroupTransport:
     ) -> None:
         """Start sending; the buffer is kept until the operation is complete."""
         if self._by_gloo:
-            while len(sending) >= self._window and bytes_of(sending) >= FREE_BYTES:
+            while len(sending) >= self._window and bytes_sent(sending) >= FREE_BYTES:
                 oldest = sending.popleft()
                 while self._planned and self._asked_for < oldest.before:
                     self._post(self._planned.popleft())
@@ -171,7 +171,7 @@ class GroupTransport:
                 sending.popleft()
         while not self._by_gloo and (first := self._planned.popleft()) is not message:
             self._post(first)
-        buffer = packed(message, tensors)
+        buffer = packed_parts(message, tensors)
         try:
             # Of a group of all ranks: what `dist.isend` does, without its checks of each call.
             work = self._group_of(message).send([self._as_sent(buffer)], message.receiver, 0)
@@ -321,7 +321,7 @@ class GroupTransport:
         return failure_of(cause, self._world, what, PeerFailed(text))
 
 
-def bytes_of(sending: Iterable[Sent]) -> int:
+def bytes_sent(sending: Iterable[Sent]) -> int:
     return sum(sent.message.bytes for sent in sending)
 
 
@@ -339,7 +339,7 @@ def empty_buffer(message: Message, device: torch.device) -> torch.Tensor:
     return torch.empty(size, dtype=torch.uint8, device=device)
 
 
-def packed(message: Message, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def packed_parts(message: Message, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """One contiguous tensor to send: a single part itself, several parts copied into a buffer."""
     if len(tensors) == 1:
         return tensors[0].detach().contiguous()

@@ -44,18 +44,20 @@ class HostState:
             wait_for(device)
         try:
             for (parameter, _, gradient), value, room in rooms:
-                put(parameter, value, None if gradient is None else room)
+                move_parameter(parameter, value, None if gradient is None else room)
             yield
         finally:
             changed = [parameter.data for parameter in self._parameters]
             for parameter, data, gradient in own:
-                put(parameter, data, gradient)
+                move_parameter(parameter, data, gradient)
         with torch.no_grad():
             for (_, data, _), value in zip(own, changed, strict=True):
                 data.copy_(value, non_blocking=True)
 
 
-def put(parameter: nn.Parameter, data: torch.Tensor, gradient: torch.Tensor | None) -> None:
+def move_parameter(
+    parameter: nn.Parameter, data: torch.Tensor, gradient: torch.Tensor | None
+) -> None:
     """Give a parameter other memory; a gradient must be on the parameter's device at any time."""
     parameter.grad = None
     parameter.data = data

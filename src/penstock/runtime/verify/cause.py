@@ -76,15 +76,18 @@ def first_change(
     for before, after in zip(whole, other, strict=False):
         if before.module != after.module:
             break
-        if any(gap(*pair) > limit for pair in zip(before.given, after.given, strict=False)):
+        if any(
+            relative_difference(*pair) > limit
+            for pair in zip(before.given, after.given, strict=False)
+        ):
             continue
         for a, b in zip(before.made, after.made, strict=False):
-            if limit < gap(a, b) < inf and (a.shape != b.shape) == is_part:
+            if limit < relative_difference(a, b) < inf and (a.shape != b.shape) == is_part:
                 return before.module
     return ""
 
 
-def gap(whole: torch.Tensor, part: torch.Tensor) -> float:
+def relative_difference(whole: torch.Tensor, part: torch.Tensor) -> float:
     """The relative difference of the last rows of a tensor from ``part``.
 
     It is infinite where the dimension of the rows is ambiguous.

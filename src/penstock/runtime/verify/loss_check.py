@@ -19,7 +19,7 @@ from penstock.errors import RunFailed
 from penstock.runtime.engine import Engine
 from penstock.runtime.metrics import Totals
 from penstock.runtime.verify.result import tolerance_of
-from penstock.runtime.verify.verify import moved
+from penstock.runtime.verify.verify import moved_by_rounding
 from penstock.text import size_text
 from penstock.torch_internals import forward_hooks, pytree
 
@@ -125,6 +125,6 @@ class LossCheck:
         limit = tolerance_of(engine, [engine.graph.cut.spec(value).dtype for value in again.ends])
         allowed = limit * max(abs(found), abs(loss))
         if not abs(loss - found) <= allowed:
-            near = pytree.tree_map(lambda t: moved([t], 1)[0].to(t.dtype), kept)
+            near = pytree.tree_map(lambda t: moved_by_rounding([t], 1)[0].to(t.dtype), kept)
             allowed = max(allowed, NOISE * abs(computed(near) - found))
         return found, allowed

@@ -30,7 +30,7 @@ from penstock.capture.forward.restored import kept_attributes, kept_buffers
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.loss.loss_parts import reduction_of
 from penstock.capture.record.absent import Absent
-from penstock.capture.record.model_state import place_of, value_at
+from penstock.capture.record.model_state import place_of_state, value_at
 from penstock.capture.record.outside_state import (
     generators_state,
     kept_random_state,
@@ -41,7 +41,7 @@ from penstock.capture.record.outside_state import (
 )
 from penstock.capture.record.torch_calls import TorchCalls, backward_seen
 from penstock.capture.record.user_lines import line_in_words, line_of_user
-from penstock.capture.tensor_parts import give_scales, is_quantised, parts_of, rebuilt
+from penstock.capture.tensor_parts import give_scales, is_quantised, plain_parts, rebuilt
 from penstock.runtime.verify.cause import cause_of
 from penstock.runtime.verify.without_dropout import WithoutDropout
 from penstock.torch_internals import gradient_hooks, holder_of, own_buffers, tensors_in, write_count
@@ -216,7 +216,7 @@ def changed_tensors(graph: LayerGraph, module: nn.Module) -> list[torch.Tensor]:
     """List what a forward of the user's module changes: buffers, attributes, some parameters."""
     names = names_of(module)
     written = (p for n, p in module.named_parameters() if names[n] in graph.written_parameters)
-    places = (place_of(graph.program, place) for _, place in graph.changed_attributes)
+    places = (place_of_state(graph.program, place) for _, place in graph.changed_attributes)
     return [*module.buffers(), *written, *tensors_in([value_at(place) for place in places])]
 
 
@@ -373,7 +373,7 @@ def own_tensors(
             is_buffer, old = holder is own_buffers(owner), holder[last]
             assert old is not None
             elsewhere = old.is_meta or type(old) is Absent or is_quantised(old)
-            parts = parts_of(first, old)
+            parts = plain_parts(first, old)
             if parts.keys() <= values.keys():
                 value = rebuilt(first, old, {part: values[part].to(device) for part in parts})
             else:
@@ -382,7 +382,7 @@ def own_tensors(
                 held[first] = replacement(old, value, copied=is_buffer)
             elif first not in held:
                 assert isinstance(old, nn.Parameter)
-                undo.callback(put_back, old, old.data, old.grad)
+                undo.callback(undo_own_tensors, old, old.data, old.grad)
                 old.grad = None
                 old.data = value
                 held[first] = old
@@ -412,7 +412,9 @@ def replacement(old: torch.Tensor, value: torch.Tensor, *, copied: bool) -> torc
     return new
 
 
-def put_back(parameter: nn.Parameter, data: torch.Tensor, gradient: torch.Tensor | None) -> None:
+def undo_own_tensors(
+    parameter: nn.Parameter, data: torch.Tensor, gradient: torch.Tensor | None
+) -> None:
     """Undo the changes of `own_tensors` to a parameter."""
     parameter.grad = None
     parameter.data = data

@@ -142,7 +142,7 @@ def pairs_of(engine: Engine, found: Values, reference: Values) -> list[Compared]
     return pairs
 
 
-def compare(
+def compare_values(
     engine: Engine,
     found: Values,
     reference: Values,

@@ -10,7 +10,7 @@ import torch
 
 from penstock.capture.forward.restored import kept_attributes
 from penstock.capture.layer_graph import LayerGraph
-from penstock.capture.record.model_state import StatePlace, place_of, put, value_at
+from penstock.capture.record.model_state import StatePlace, place_of_state, put_value, value_at
 from penstock.runtime.engine import Engine
 from penstock.runtime.verify.own_module import in_double
 from penstock.torch_internals import pytree
@@ -41,7 +41,7 @@ def begin_of(engine: Engine) -> StepState:
     attributes: dict[StatePlace, Any] = {}
     own: dict[tuple[str, ...], tuple[int, Any]] = {}
     for unit, place in graph.changed_attributes:
-        attributes[place] = with_tensors(value_at(place_of(graph.program, place)), copy_of)
+        attributes[place] = with_tensors(value_at(place_of_state(graph.program, place)), copy_of)
         for number, program in sorted(engine.stages.programs.items()):
             stage = program.module.stage
             value = graph.state.value_of(stage.state.key, place)
@@ -70,7 +70,7 @@ def with_attributes(
 
     with kept_attributes(graph.own_module()):
         for place, value in begin.attributes.items():
-            put(place_of(graph.program, place), with_tensors(value, here))
+            put_value(place_of_state(graph.program, place), with_tensors(value, here))
         yield
 
 

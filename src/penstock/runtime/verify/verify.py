@@ -41,7 +41,7 @@ from penstock.runtime.verify.result import (
     TOLERANCES,
     Difference,
     VerifyResult,
-    compare,
+    compare_values,
     not_compared,
     pairs_of,
     tolerance_of,
@@ -111,8 +111,8 @@ def reference_of(
 
     It runs on the whole batch or, if samples affect one another or memory is too small for that,
     on each micro-batch. It begins with the state ``before``, or with that of now. With a ``draw``
-    it runs in float64, on `moved` numbers. With a ``limit`` it runs to find the cause of a
-    difference, which is the reference's name.
+    it runs in float64, on `moved_by_rounding` numbers. With a ``limit`` it runs to find the cause
+    of a difference, which is the reference's name.
     """
     world, graph, held = engine.world, engine.graph, engine.held
     double = draw is not None
@@ -136,8 +136,8 @@ def reference_of(
         try:
             leaves = [torch.cat(parts) for parts in zip(*batches, strict=True)]
             if draw is not None:
-                values = dict(zip(values, moved([*values.values()], draw), strict=True))
-                leaves = moved(leaves, draw)
+                values = dict(zip(values, moved_by_rounding([*values.values()], draw), strict=True))
+                leaves = moved_by_rounding(leaves, draw)
             options: Any = {"device": world.device, "autocast": autocast, "double": double}
 
             def run(rows: Sequence[range]) -> Reference:
@@ -280,7 +280,7 @@ def compared(
     result = None
     if own is not None:
         limit = tolerance_of(engine, reference.types)
-        result = compare(engine, found, own, limit, reference.name)
+        result = compare_values(engine, found, own, limit, reference.name)
     result = world.broadcast(result, VerifyResult, Difference)
     result = second_look(engine, result, found, own, again)
     if result.difference is None:
@@ -367,7 +367,7 @@ def second_look(
     """``first``, or that everything is equal up to rounding; all ranks must call this.
 
     ``found`` are the pipeline's values and ``own`` the module's, on rank 0. ``again`` runs the
-    module in float64, on numbers that are `moved` by a draw.
+    module in float64, on numbers that are `moved_by_rounding` by a draw.
     """
     if first.equal or first.tolerance <= TOLERANCES[torch.float64]:
         return first
@@ -412,7 +412,7 @@ def explained(
     return replace(first, largest=largest, tolerance=limit, difference=None, reference=name)
 
 
-def moved(tensors: Sequence[torch.Tensor], draw: int) -> list[torch.Tensor]:
+def moved_by_rounding(tensors: Sequence[torch.Tensor], draw: int) -> list[torch.Tensor]:
     """The tensors in float64, moved by rounding unless ``draw`` is 0."""
     generator = torch.Generator().manual_seed(draw)
 

@@ -26,7 +26,7 @@ from penstock.capture.record.absent import Absent
 from penstock.capture.tensor_parts import (
     become,
     is_quantised,
-    parts_of,
+    plain_parts,
     unquantised,
     wrapper_of,
 )
@@ -52,14 +52,14 @@ def sources_of(weights: Weights | Path | str, graph: LayerGraph) -> dict[str, St
     """
     weights = weights if isinstance(weights, Weights) else Weights(weights)
     directory, model = Path(weights.directory), graph.model
-    stored = tensors_in(directory)
+    stored = tensors_in_folder(directory)
     check_architecture(directory, model)
-    held = stored_tensors(model)
+    held = state_tensors_of(model)
     renamed = own_names(model, stored, held)
     if merged := [name for name, own in renamed.items() if own is None]:
         raise BadInput(
             f"'{directory}' has tensors that transformers merges when it loads them "
-            f"({listed(merged)}); load it with from_pretrained() once, and save it with "
+            f"({names_listed(merged)}); load it with from_pretrained() once, and save it with "
             f"save_pretrained(..., save_original_format=False)"
         )
     found = {own: stored[name] for name, own in renamed.items() if own is not None}
@@ -72,11 +72,11 @@ def sources_of(weights: Weights | Path | str, graph: LayerGraph) -> dict[str, St
         new.append(f"*.{getattr(model.base_model, 'prefix', 'lora_')}*")
     unused = [*weights.unused, *expressions(model, "_keys_to_ignore_on_load_unexpected")]
     optional = {name for name, _ in model.named_buffers(remove_duplicate=False)}
-    missing = [n for n in dict.fromkeys(first.values()) if n not in sources and not fits(n, new)]
+    missing = [n for n in dict.fromkeys(first.values()) if n not in sources and not matches(n, new)]
     left = [
         tensor.name
         for name, tensor in found.items()
-        if name not in held and name not in optional and not fits(tensor.name, unused)
+        if name not in held and name not in optional and not matches(tensor.name, unused)
     ]
     check_names(directory, graph.name, missing, left)
     for name, tensor in found.items():
@@ -90,14 +90,14 @@ def sources_of(weights: Weights | Path | str, graph: LayerGraph) -> dict[str, St
     return sources
 
 
-def stored_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+def state_tensors_of(model: nn.Module) -> dict[str, torch.Tensor]:
     """Parameters and buffers as in a state dict, without what classes add, as scales of bytes."""
     modules = model.named_modules(remove_duplicate=False)
     left = {f"{path}.{n}".removeprefix(".") for path, m in modules for n in unsaved_buffers(m)}
     return {name: tensor for name, tensor in named_tensors(model) if name not in left}
 
 
-def tensors_in(directory: Path) -> dict[str, StoredTensor]:
+def tensors_in_folder(directory: Path) -> dict[str, StoredTensor]:
     """Every tensor of the directory, by its name there."""
     if (directory / INDEX_FILE).is_file():
         return tensors_of_index(directory)
@@ -216,9 +216,9 @@ def check_names(directory: Path, model: str, missing: Sequence[str], left: Seque
     """Raise `BadInput` unless the directory contains exactly the model's tensors."""
     parts: list[str] = []
     if missing:
-        parts.append(f"lacks {listed(missing)}, which {model} has")
+        parts.append(f"lacks {names_listed(missing)}, which {model} has")
     if left:
-        parts.append(f"has {listed(left)}, which {model} has not")
+        parts.append(f"has {names_listed(left)}, which {model} has not")
     if parts:
         raise BadInput(
             f"'{directory}' {' and '.join(parts)}; build the model that was saved, or name what is "
@@ -280,7 +280,7 @@ def read_quantised(
     read_into([(source, weight)])
     with torch.no_grad():
         made = quantise(name, weight)
-    found, wanted = kind_of(made), kind_of(like)
+    found, wanted = kind_of_weight(made), kind_of_weight(like)
     if found != wanted:
         raise BadInput(
             f"quantise('{name}', weight) made {found}, and the model has {wanted} there; quantise "
@@ -289,13 +289,13 @@ def read_quantised(
     return made
 
 
-def kind_of(tensor: torch.Tensor) -> str:
+def kind_of_weight(tensor: torch.Tensor) -> str:
     """The class of a quantised weight, with the types and shapes of its parts."""
-    parts = (f"{part.dtype}{list(part.shape)}" for part in parts_of("", tensor).values())
+    parts = (f"{part.dtype}{list(part.shape)}" for part in plain_parts("", tensor).values())
     return f"{wrapper_of(tensor).__name__} of {', '.join(parts)}"
 
 
-def fits(name: str, patterns: Iterable[str | re.Pattern[str]]) -> bool:
+def matches(name: str, patterns: Iterable[str | re.Pattern[str]]) -> bool:
     """Return whether a name matches a shell pattern or a regular expression."""
     return any(
         fnmatchcase(name, pattern) if isinstance(pattern, str) else pattern.search(name)
@@ -308,7 +308,7 @@ def expressions(model: nn.Module, attribute: str) -> list[re.Pattern[str]]:
     return [re.compile(text) for text in getattr(model, attribute, None) or ()]
 
 
-def listed(names: Sequence[str]) -> str:
+def names_listed(names: Sequence[str]) -> str:
     """``'a', 'b', 'c' and 4 more``."""
     text = ", ".join(f"'{name}'" for name in names[:SHOWN])
     return text + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

@@ -3,7 +3,7 @@
 import numpy as np
 
 from penstock.schedule.family import Family
-from penstock.schedule.fitting import checked_fit, fits, rounds_of
+from penstock.schedule.fitting import checked_fit, keeps_limits, stages_per_group
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 from penstock.schedule.timetable import schedule_from_slots
@@ -34,9 +34,9 @@ def chimera(shape: PipelineShape) -> Schedule:
     The paper requires even ``D`` and full units; this schedule requires neither. For odd ``D`` one
     direction starts a cell later, so that no two forwards want the same cell.
     """
-    rounds_of(shape, "mirrored", "chimera")
+    stages_per_group(shape, "mirrored", "chimera")
     schedule = steadily(shape)
-    if fits(schedule, shape):
+    if keeps_limits(schedule, shape):
         return schedule
     return checked_fit(in_units(shape), shape, "chimera")
 

@@ -6,7 +6,7 @@ import numpy.typing as npt
 from penstock.errors import BadInput
 from penstock.schedule.action import KIND_CODES
 from penstock.schedule.family import Family
-from penstock.schedule.fitting import checked_fit, rounds_of
+from penstock.schedule.fitting import checked_fit, stages_per_group
 from penstock.schedule.order import Order, order_from_arrays
 from penstock.schedule.recompute import with_recomputes
 from penstock.schedule.schedule import Schedule
@@ -37,7 +37,7 @@ def dualpipe(shape: PipelineShape) -> Schedule:
     the actions of micro-batches that do not exist. For odd ``p`` the group in the middle plays the
     innermost rank of both directions.
     """
-    rounds_of(shape, "mirrored", "dualpipe")
+    stages_per_group(shape, "mirrored", "dualpipe")
     groups, half = shape.groups, (shape.groups + 1) // 2
     orders: list[Order] = []
     for group in range(groups):
@@ -129,7 +129,7 @@ def dualpipe_v(shape: PipelineShape) -> Schedule:
 
     Fewer micro-batches run as the first ones of ``2 p``.
     """
-    rounds = rounds_of(shape, "folded", "dualpipe-v")
+    rounds = stages_per_group(shape, "folded", "dualpipe-v")
     if rounds != 2:
         raise BadInput(
             f"schedule 'dualpipe-v' with {rounds} stages on each device group; place two on each, "

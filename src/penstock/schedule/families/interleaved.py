@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from penstock.schedule.families.early_backward import one_f_one_b
 from penstock.schedule.family import Family
-from penstock.schedule.fitting import checked_fit, fits, rounds_of
+from penstock.schedule.fitting import checked_fit, keeps_limits, stages_per_group
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 from penstock.schedule.timetable import schedule_from_slots
@@ -89,11 +89,11 @@ def interleaved(shape: PipelineShape) -> Schedule:
     Then no group holds more than ``p`` micro-batches, and the bubble stays the same as long as
     transfers take no time. Where even that is too much, all blocks but the last are of ``p``.
     """
-    if rounds_of(shape, "looped", "interleaved") == 1:
+    if stages_per_group(shape, "looped", "interleaved") == 1:
         return checked_fit(one_f_one_b(shape), shape, "interleaved")
     for slots_per_hop in (2, 1):
         schedule = interleaved_in_blocks(shape, even_blocks(shape), slots_per_hop)
-        if fits(schedule, shape):
+        if keeps_limits(schedule, shape):
             return schedule
     return checked_fit(
         interleaved_in_blocks(shape, short_blocks(shape), slots_per_hop=1), shape, "interleaved"
@@ -136,7 +136,7 @@ def breadth_first(shape: PipelineShape) -> Schedule:
     the weights of a chunk are used in one go, and its gradients are complete early.
     Backwards run in the order of the forwards, as in `early_backward.gpipe`.
     """
-    rounds_of(shape, "looped", "breadth-first")
+    stages_per_group(shape, "looped", "breadth-first")
     width = max(shape.groups, shape.micro_batches)
     chunks, ranks = np.divmod(np.arange(shape.stages)[:, None], shape.groups)
     forwards = chunks * width + ranks + np.arange(shape.micro_batches)

@@ -26,7 +26,7 @@ from penstock.schedule.families.zero_bubble_order import (
     schedule_of_pattern,
 )
 from penstock.schedule.family import Family
-from penstock.schedule.fitting import rounds_of
+from penstock.schedule.fitting import stages_per_group
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 
@@ -112,7 +112,7 @@ def half_pattern(shape: PipelineShape) -> Pattern:
     i = np.arange(p)[:, np.newaxis]
     turn = 0 if p % 2 else 3
     block = (2 * i, 3 * p - i - 2, 3 * p + turn + 2 * i - 1, 6 * p + turn - i - 2)
-    slots = by_stage(repeated(block, shape.micro_batches))
+    slots = by_stage(repeated_slots(block, shape.micro_batches))
     return Pattern(slots, most=2 * (p // 2 + 1), rearrangements=V_HALF_REARRANGEMENTS)
 
 
@@ -143,14 +143,14 @@ def v_min(shape: PipelineShape) -> Schedule:
     i = np.arange(p)[:, np.newaxis]
     turn = 0 if p % 3 else 2
     block = (i, 2 * p - i - 1, 2 * p + turn + i, 4 * p + turn - i - 1)
-    slots = by_stage(repeated(block, shape.micro_batches))
+    slots = by_stage(repeated_slots(block, shape.micro_batches))
     most = 2 * ((p + 1) // 3 + 1)
     return schedule_of_pattern(shape, Pattern(slots, most, rearrangements=V_MIN_REARRANGEMENTS))
 
 
 def groups_of_v(shape: PipelineShape, name: str) -> int:
     """The number of device groups of a V."""
-    if rounds_of(shape, "folded", name) != 2:
+    if stages_per_group(shape, "folded", name) != 2:
         raise BadInput(
             f"schedule '{name}' with {shape.stages} stages on {shape.groups} device groups: its V "
             f"needs two stages a group, placed to and fro once, such as 0 1 2 2 1 0; cut the "
@@ -159,7 +159,7 @@ def groups_of_v(shape: PipelineShape, name: str) -> int:
     return shape.groups
 
 
-def repeated(block: FourSlots, micro_batches: int) -> FourSlots:
+def repeated_slots(block: FourSlots, micro_batches: int) -> FourSlots:
     """The slots of all micro-batches, given those of the first."""
     shifts = PERIOD * np.arange(micro_batches)
     down, up, from_up, from_down = block

@@ -7,7 +7,7 @@ import numpy as np
 
 from penstock.schedule.families.zero_bubble_order import Pattern, schedule_of_pattern
 from penstock.schedule.family import Family
-from penstock.schedule.fitting import rounds_of
+from penstock.schedule.fitting import stages_per_group
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 from penstock.schedule.warm_up import warm_up_depths
@@ -51,7 +51,7 @@ def zb_h2(shape: PipelineShape) -> Schedule:
 
 def handcrafted(shape: PipelineShape, name: str, slope: int) -> Schedule:
     """1F1B in which each stage has ``slope`` micro-batches more in flight than the next."""
-    rounds_of(shape, "straight", name)
+    stages_per_group(shape, "straight", name)
     m = np.arange(shape.micro_batches)
     depths = warm_up_depths(shape, lambda shape, s: slope * (shape.stages - 1 - s) + 1)
     d = np.array(depths)[:, np.newaxis]

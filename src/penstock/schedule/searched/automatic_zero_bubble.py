@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from penstock.errors import BadInput
 from penstock.schedule.family import Family
-from penstock.schedule.fitting import fits
+from penstock.schedule.fitting import keeps_limits
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.searched.list_search import quickest_order
 from penstock.schedule.shape import PipelineShape
@@ -80,7 +80,7 @@ def fitting_schedules(names: tuple[str, ...], shape: PipelineShape) -> Iterator[
                 schedule = FAMILIES[name].make(shape)
             except BadInput:
                 continue
-            if fits(schedule, shape):
+            if keeps_limits(schedule, shape):
                 yield schedule
 
 

@@ -58,7 +58,7 @@ def makespan_bound_s(shape: PipelineShape, *, split: bool = True) -> float:
 
     ``split`` false: the bound holds only for schedules with whole backwards, and may be higher.
 
-    Every action has a head and a tail (`windows_of`), and actions of one device group do not
+    Every action has a head and a tail (`heads_and_tails`), and actions of one device group do not
     overlap. So for any set of actions of a group, the makespan is at least the least head in the
     set, plus the seconds of all its actions, plus the least tail. Jackson's preemptive rule finds
     the largest such sum without listing the sets (`preemptive_end_s`; Carlier, The one-machine
@@ -73,7 +73,7 @@ def makespan_bound_s(shape: PipelineShape, *, split: bool = True) -> float:
     >>> makespan_bound_s(PipelineShape(stages=3, micro_batches=4, in_flight_limit=(1, 1, 1)))
     28.0
     """
-    heads_s, tails_s = windows_of(shape, split=split)
+    heads_s, tails_s = heads_and_tails(shape, split=split)
     jobs: list[list[tuple[float, float, float]]] = [[] for _ in range(shape.groups)]
     for action, head_s in heads_s.items():
         group = shape.group_of(action.stage, action.micro_batch)
@@ -81,7 +81,7 @@ def makespan_bound_s(shape: PipelineShape, *, split: bool = True) -> float:
     return max(preemptive_end_s(of_group) for of_group in jobs)
 
 
-def windows_of(
+def heads_and_tails(
     shape: PipelineShape, *, split: bool
 ) -> tuple[dict[Action, float], dict[Action, float]]:
     """Heads and tails: the longest paths to and from every action along `arcs_of`.
@@ -174,16 +174,16 @@ def waits_of(shape: PipelineShape, stage: int, direction: int, *, split: bool) -
         group, cost = shape.group_of(stage, direction), shape.cost(stage)
         limit_bytes = shape.memory_bytes[group]
         kept_bytes = min(cost.saved_bytes, cost.bytes_until_weight_backward)
-        waits.append(Wait(last, stage, fits(kept_bytes, limit_bytes)))
+        waits.append(Wait(last, stage, times_that_fit(kept_bytes, limit_bytes)))
         here = [s for s in range(shape.stages) if shape.group_of(s, direction) == group]
         up_to = dict(zip(here, accumulate(shape.cost(s).saved_bytes for s in here), strict=True))
         for later in here[here.index(stage) :]:
-            others = fits(up_to[stage], max(0.0, limit_bytes * SLACK - up_to[later]))
+            others = times_that_fit(up_to[stage], max(0.0, limit_bytes * SLACK - up_to[later]))
             waits.append(Wait(back, later, 1 + others))
     return [wait for wait in waits if wait.most < shape.micro_batches]
 
 
-def fits(each_bytes: float, limit_bytes: float) -> int:
+def times_that_fit(each_bytes: float, limit_bytes: float) -> int:
     """The number of times ``each_bytes`` fits, rounded up where rounding errors could decide."""
     return int(min(limit_bytes / each_bytes * SLACK + 1e-9, 1e9)) if each_bytes > 0 else 10**9
 

@@ -316,7 +316,7 @@ def quickest_order(
     if other is not None and other_s < search.best_s * (1 - CLOSE):
         return other
     assert search.order is not None
-    return schedule_of(search.order, arrays, shape)
+    return decoded_schedule(search.order, arrays, shape)
 
 
 def climb(search: ListSearch, draws: Draws) -> None:
@@ -340,7 +340,9 @@ def shake(search: ListSearch, draws: Draws) -> None:
         start, stop = (0, places) if draws.chance(0.3) else draws.span(places)
         if kind < 70:
             wishes = wishes._replace(
-                keys=moved(wishes.keys, (start, stop), part_of(numbers, draws), step_s, draws)
+                keys=moved_keys(
+                    wishes.keys, (start, stop), range_drawn(numbers, draws), step_s, draws
+                )
             )
         elif kind < 80:
             name = draws.one_of(("idle_price", "overlap", "most_pending", "weight_overlap"))
@@ -355,13 +357,13 @@ def shake(search: ListSearch, draws: Draws) -> None:
     search.attempt(wishes)
 
 
-def part_of(numbers: int, draws: Draws) -> tuple[int, int]:
+def range_drawn(numbers: int, draws: Draws) -> tuple[int, int]:
     """A range of micro-batches: all, the first, the last, or some in between."""
     start, stop = draws.span(numbers)
     return draws.one_of(((0, numbers), (0, numbers), (0, stop), (start, numbers), (start, stop)))
 
 
-def moved(
+def moved_keys(
     keys: Floats, places: tuple[int, int], numbers: tuple[int, int], step_s: float, draws: Draws
 ) -> Floats:
     """``keys`` with those of one row, for some places and micro-batches, earlier or later."""
@@ -400,7 +402,7 @@ def wishes_like(schedule: Schedule, shape: PipelineShape, search: ListSearch) ->
             )
 
 
-def schedule_of(order: Numbers, arrays: ScheduleArrays, shape: PipelineShape) -> Schedule:
+def decoded_schedule(order: Numbers, arrays: ScheduleArrays, shape: PipelineShape) -> Schedule:
     """The schedule with these actions, coded as in `list_order`, group after group."""
     rows_and_places, numbers = np.divmod(order, arrays.indices)
     rows, places = np.divmod(rows_and_places, len(arrays.group))

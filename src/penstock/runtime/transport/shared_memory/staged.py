@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from penstock.device import CopyStream, Mark, pinned, unpinned
+from penstock.device import CopyStream, Mark, pinned_memory, unpinned
 from penstock.errors import RunFailed
 from penstock.runtime.processes.world import World
 from penstock.runtime.transport.messages import Message
@@ -111,7 +111,7 @@ class StagedTransport(SharedMemoryTransport):
     def __init__(self, world: World, segments: Segments) -> None:
         super().__init__(world, segments)
         memories = [ring.whole() for ring in (*self._into.values(), *self._from.values())]
-        self._pinned = [memory for memory in memories if pinned(memory, self._device)]
+        self._pinned = [memory for memory in memories if pinned_memory(memory, self._device)]
         self._leaving, self._entering = CopyStream(self._device), CopyStream(self._device)
         self._sender = CopyThread(
             "sends", segments.own, lambda: any([self._launch(peer) for peer in self._unsent])
