@@ -10,7 +10,7 @@ version: str
 """The version of the package that it was built for."""
 
 sources: str
-"""The digest of the C++ files that it was built from (`penstock.core.digest`)."""
+"""The digest of the C++ files that it was built from (`penstock.core.digest_of_sources`)."""
 
 class StageMemory:
     """Bytes of one replica of one stage."""
