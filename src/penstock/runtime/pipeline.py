@@ -585,14 +585,13 @@ class Pipeline:
 
     def _keep_plan(self, plan: Plan) -> None:
         """Continue by the plan of a checkpoint, whose state is loaded next."""
-        setup = self._setup
+        before, setup = self._connection, self._setup
         ends = [each.stages[-1].layers.stop for each in (plan, setup.plan)]
         measured = setup.constraints is not None and setup.constraints.remeasure
         if measured or plan == setup.plan or ends[0] != ends[1]:
             return
-        averages = self._training.averages
-        self._reconnect(replace(setup, plan=plan), goes_on=False)
-        self._training.averages = averages
+        self._connection = reconnect(before, replace(setup, plan=plan))
+        self._training.averages = before.training.averages
         if self.rank == 0:
             say(f"the plan of the checkpoint is kept: {plan_words(plan, 'rank')}")
 
@@ -637,12 +636,11 @@ class Pipeline:
         if self._setup.graph.cut.changed_flags:
             self._reconnect(self._setup)
 
-    def _reconnect(self, setup: Setup, *, goes_on: bool = True) -> None:
-        """Reconnect the ranks for a setup; the training ``goes_on`` from its state."""
+    def _reconnect(self, setup: Setup) -> None:
+        """Reconnect the ranks for a setup, and continue the training."""
         before = self._connection
         self._connection = reconnect(before, setup)
-        if goes_on:
-            self._training.go_on_from(before.training)
+        self._training.go_on_from(before.training)
 
     def _on_its_path(self, act: Callable[..., Done], batches: Sequence[Batch]) -> Done:
         """Act on batches; where the loss takes a path without a record, record it and act again.
