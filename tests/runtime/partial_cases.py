@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
 from penstock.cluster.toml_file import local_cluster
-from penstock.errors import BadInput
+from penstock.errors import BadInput, RunFailed
 from penstock.measure.same_work import parameter_bytes_of
 from penstock.plan.plan import Stage
 from penstock.profile.model_profile import Affine, LayerCost, ModelProfile
@@ -284,6 +284,32 @@ def refusals() -> list[str]:
     return found
 
 
+def half_followed() -> list[str]:
+    """What two steps raise where rank 1 fails to make the optimizer of what is trained now."""
+    model, loss, batches = frozen_body()
+    graph = capture_model(model, batches[0], loss=loss)
+    plan = plan_of(len(graph.layer_names), (1, 1, 1), "1f1b", micro_batches=3, rows=2)
+    made: list[Optimizer] = []
+
+    def once(parameters: list[nn.Parameter]) -> Optimizer:
+        if made and dist.get_rank() == 1:
+            raise ArithmeticError("one optimizer is enough")
+        made.append(adam(parameters))
+        return made[-1]
+
+    pipe = Pipeline(graph, batches[0], plan=plan, optimizer=once, timeout_s=60)
+    pipe.step(batches[0])
+    thaw(model, 2)
+    found: list[str] = []
+    for batch in batches[:2]:
+        try:
+            pipe.step(batch)
+        except (ArithmeticError, RunFailed) as problem:
+            found.append(str(problem))
+    pipe.close()
+    return found
+
+
 def unlike() -> list[str]:
     """What is said where rank 1 has another plan, other calls, or trains other parameters."""
     found: list[str] = []
@@ -320,5 +346,6 @@ def thawed_in_all_ways(folder: str) -> dict[str, Any]:
         "from meta": thawing("1f1b", (1, 1, 1), meta=True),
         "as if loaded": as_if_loaded(Path(folder)),
         "refused": refusals(),
+        "half followed": half_followed(),
         "unlike": unlike(),
     }

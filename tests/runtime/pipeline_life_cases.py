@@ -311,7 +311,7 @@ def lost_predictions() -> str:
     """Rank 1 fails while outputs are gathered."""
     with pipeline("auto") as pipe:
         if pipe.rank == 1:
-            pipe._inference._outputs = LostOutputs()
+            pipe._connection.inference._outputs = LostOutputs()
         return outcome(lambda: pipe.predict(BATCH[0]))
 
 
@@ -393,7 +393,7 @@ def groups_of(norm: bool) -> int:
     plan = plan_of(4, (2,))
     with Pipeline(model(norm=norm), BATCH, plan=plan, optimizer=SGD, timeout_s=30) as pipe:
         pipe.step(BATCH)
-        return len(pipe._world.groups)
+        return len(pipe._engine.world.groups)
 
 
 def made_again() -> tuple[str, bool, list[float]]:

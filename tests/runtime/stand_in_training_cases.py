@@ -130,6 +130,6 @@ def trained(run: Run) -> Trained:
         with torch.no_grad():
             for name, tensor in held.items():
                 tensor.copy_(kept[name])
-        own = type(pipe._engine.transport).__name__, pipe._world.backend
+        own = type(pipe._engine.transport).__name__, pipe._engine.world.backend
         pipe.close(gather=True)
     return Trained(tuple(losses), digest.hexdigest(), *own, tuple(sorted(inside)))

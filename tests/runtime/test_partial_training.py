@@ -100,6 +100,13 @@ def test_a_change_that_cannot_be_followed_is_refused_with_the_remedy(thawed: Fou
         )
 
 
+def test_a_change_that_failed_is_not_trained_on(thawed: Found) -> None:
+    for found in thawed:
+        failed, later = found["half followed"]
+        assert "one optimizer is enough" in failed
+        assert "build a new one" in later
+
+
 def test_ranks_that_are_not_alike_are_told_before_anything_runs(thawed: Found) -> None:
     for found in thawed:
         plan, calls, trained = found["unlike"]

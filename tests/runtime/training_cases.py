@@ -138,7 +138,7 @@ def fail_at_rank_one(deed: str, transport: str, replicas: Sequence[int]) -> tupl
     pipe = Pipeline(chain, batch, plan=plan, timeout_s=3.0, safety=Safety(transport=transport))
     pipe.step(batch)
     if deed == "die between steps":
-        processes = pipe._world.all_gather(os.getpid())
+        processes = pipe._engine.world.all_gather(os.getpid())
         if dist.get_rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         while not has_ended(processes[1]):

@@ -164,7 +164,7 @@ class SigtermCallback:
             self._pipe = pipe
             signal.signal(signal.SIGTERM, self._ask)
         # A callback may have stopped the training for another reason, without a signal.
-        if pipe.stopping and any(pipe._world.all_gather(self.requested)):
+        if pipe.stopping and any(pipe._engine.world.all_gather(self.requested)):
             pipe.save(self._directory, loader=self._loader)
             raise SystemExit(128 + signal.SIGTERM)
 

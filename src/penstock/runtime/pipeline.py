@@ -7,7 +7,6 @@ from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -18,18 +17,11 @@ from penstock.capture.contract import Batch, Loss
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
 from penstock.files import shown
-from penstock.plan.in_one_process import in_one_process
 from penstock.plan.json_file import plan_from_json, plan_to_json, read_plan
-from penstock.plan.ordering import updates_per_batch
 from penstock.plan.plan import Plan, plan_words
 from penstock.runtime.batch_needs import BatchNeeds
-from penstock.runtime.batch_reading import BatchReading
 from penstock.runtime.callbacks import Callback, Closing, Event, Saved, check_callbacks
-from penstock.runtime.checkpoints.checkpoint import (
-    CheckpointTarget,
-    CheckpointWriter,
-    read_state,
-)
+from penstock.runtime.checkpoints.checkpoint import CheckpointTarget, read_state
 from penstock.runtime.checkpoints.loader_state import StatefulLoader
 from penstock.runtime.checkpoints.pipeline_state import (
     checkpoint_tensors,
@@ -45,11 +37,10 @@ from penstock.runtime.checkpoints.weight_saving import (
     whole_state_dict,
 )
 from penstock.runtime.clock import gather_timeline
-from penstock.runtime.conflicts import check_conflicts, uses_of, uses_of_graph, uses_of_training
+from penstock.runtime.conflicts import check_conflicts, uses_of
+from penstock.runtime.connection import Setup, connect, reconnect
 from penstock.runtime.engine import Engine
-from penstock.runtime.evaluation.inference import Inference, PredictionView
 from penstock.runtime.full_model import all_weights, gather_weights
-from penstock.runtime.gradients.loss_scaling import check_parameter_types
 from penstock.runtime.measured_memory import MeasuredMemory, lasting_tensors, measured_memory
 from penstock.runtime.metrics import END, LossPathChanged, StepMetrics
 from penstock.runtime.options import (
@@ -62,29 +53,18 @@ from penstock.runtime.options import (
 )
 from penstock.runtime.processes.heartbeat import LIMIT_S, doing
 from penstock.runtime.processes.refusals import print_refusals_once
-from penstock.runtime.processes.world import World, join_world
-from penstock.runtime.stage.building import (
-    build_stages,
-    check_alike,
-    check_plan_fits,
-    graph_of,
-    module_for,
-)
-from penstock.runtime.stage.compiled_call import StageCompiler
-from penstock.runtime.tables import Constraints, Weights
+from penstock.runtime.stage.building import graph_of, module_for
+from penstock.runtime.tables import Constraints
 from penstock.runtime.update.average import ExponentialAverage
-from penstock.runtime.update.steps import Steps, StreamedSteps
-from penstock.runtime.update.training import Training, state_bytes_of, stepped_together
-from penstock.runtime.user_metrics import Evaluation, Metric, MetricSums
-from penstock.runtime.verify.verified_steps import VerifiedSteps
+from penstock.runtime.update.steps import StreamedSteps
+from penstock.runtime.update.training import Training
+from penstock.runtime.user_metrics import Evaluation, Metric
 from penstock.runtime.verify.verify import VerifyResult, verify
 from penstock.timeline.timeline import Timeline
 from penstock.waiting import say
 
 if TYPE_CHECKING:
     from penstock.runtime.asynchronous.weight_versions import WeightVersions
-    from penstock.runtime.update.host_state import HostState
-    from penstock.runtime.update.local_sgd import Meetings
 
 
 Done = TypeVar("Done")
@@ -92,10 +72,6 @@ Done = TypeVar("Done")
 
 class NoPath(BadInput):
     """The loss takes a path that cannot be recorded."""
-
-
-OPEN: "WeakSet[Pipeline]" = WeakSet()
-"""The pipelines of this process, of which some may have ended."""
 
 
 class Pipeline:
@@ -137,17 +113,6 @@ class Pipeline:
         CaptureFailed: the model cannot be captured.
     """
 
-    # Created again when what is trained changes.
-    _world: World
-    _engine: Engine
-    _compiler: StageCompiler | None
-    _checkpoints: CheckpointWriter
-    _reading: BatchReading
-    _inference: Inference
-    _training: Training
-    _steps: Steps
-    _verified: VerifiedSteps
-
     def __init__(
         self,
         model: nn.Module | LayerGraph,
@@ -168,7 +133,7 @@ class Pipeline:
         safety: Safety = Safety(),  # noqa: B008
     ) -> None:
         print_refusals_once()
-        options = self._options = Options(
+        options = Options(
             optimizer=optimizer,
             learning_rate_schedule=learning_rate_schedule,
             clip_norm=clip_norm,
@@ -183,110 +148,50 @@ class Pipeline:
         )
         check_conflicts(options.uses | (uses_of(plan) if isinstance(plan, Plan) else {}))
         graph = graph_of(model, batch, loss)
-        if plan in (None, "auto"):
+        is_found = plan in (None, "auto")
+        if is_found:
             constraints = constraints or Constraints()
             if update.state_on == "host":
                 constraints = replace(constraints, state_on="host")
-        self._constraints = constraints if plan in (None, "auto") else None
-        self._graph, self._batch = graph.with_outputs() if metrics else graph, batch
-        self._follow(plan_of(plan, constraints, graph, batch, options))
+        setup = Setup(
+            graph.with_outputs() if metrics else graph,
+            batch,
+            plan_of(plan, constraints, graph, batch, options),
+            options,
+            constraints if is_found else None,
+        )
         self._callbacks: list[Callback] = []
         self._is_gathered = False
         self._any_path = False
-        self._connect(update.weights)
+        self._connection = connect(setup, update.weights)
 
-    def _follow(self, plan: Plan) -> None:
-        self._uses = self._options.uses | uses_of(plan) | uses_of_graph(self._graph, plan)
-        check_conflicts(self._uses)
-        alone = self._options.safety.transport == "in-process"
-        self._plan, self._run = plan, in_one_process(plan) if alone else plan
+    @property
+    def _setup(self) -> Setup:
+        return self._connection.setup
 
-    def _connect(self, weights: Weights | Path | str | None) -> None:
-        """Connect the ranks for what is trained now, and make all that depends on it."""
-        graph, plan, options = self._graph, self._run, self._options
-        with ExitStack() as undo:
-            world = self._world = join_world(options.device, options.timeout_s)
-            undo.callback(world.leave)
-            if world.size > 1:
-                world.all_succeed(self._check_own_model)
-            check_alike(plan, graph, world)
-            is_found = self._constraints is not None
-            check_plan_fits(plan, graph, world, may_idle=is_found or options.safety.idle_ranks)
-            graph.batch_leaves(self._batch)
-            self._compiler = StageCompiler(world.device) if graph.compiles else None
-            self._checkpoints = CheckpointWriter(world)
-            programs = build_stages(graph, plan, world, options.update.seed, weights)
-            if options.optimizer is not None:
-                check_parameter_types(world, programs)
-            view = PredictionView(graph, plan)
-            sums = MetricSums(options.metrics, graph) if options.metrics else None
-            own = programs, options, sums, view.boundaries, self._compiler
-            engine = self._engine = Engine(graph, plan, world, *own)
-            undo.callback(engine.close)
-            with engine.failures.shared():
-                engine.prepare(self._batch, self._compiler)
-                self._reading = BatchReading(engine)
-                self._inference = Inference(engine, self._reading, view)
-                together = stepped_together(engine)
-                training = self._training = Training(
-                    together,
-                    world.device,
-                    options,
-                    meetings=meetings_of(engine, options.update),
-                    on_host=self._host_state([pair for own in together for pair in own]),
-                )
-                uses = uses_of_training(training.optimizer, training.by_loss * training.follows)
-                check_conflicts(self._uses | uses)
-                made = partial(way_to_train, engine, training, options.update)
-                steps = self._steps = world.all_succeed(made)
-                compared = options.verify, options.safety.verify_every
-                self._verified = VerifiedSteps(
-                    engine, training, steps, *compared, checks_loss=options.safety.check_loss
-                )
-            undo.pop_all()
-        OPEN.add(self)
+    @property
+    def _engine(self) -> Engine:
+        return self._connection.engine
 
-    def _host_state(self, named: Sequence[tuple[str, nn.Parameter]]) -> "HostState | None":
-        """Host memory for the optimizer's state, if that is to be there."""
-        make = self._options.optimizer
-        if make is None or not self._uses.get("host state"):
-            return None
-        # Imported here: few runs need it.
-        from penstock.runtime.update.host_state import HostState, check_host_room
-
-        parameters = [parameter for _, parameter in named]
-        check_host_room(self._world, parameters, state_bytes_of(make, named)[0])
-        return HostState(parameters)
-
-    def _check_own_model(self) -> None:
-        """Raise `BadInput` if an open pipeline trains a part of the model.
-
-        Each rank releases what its stages do not hold, which the other pipeline may need.
-        """
-        own = {id(p): name for name, p in self._graph.model.named_parameters()}
-        for other in OPEN - {self}:
-            shared = (own.get(id(p)) for p in other._graph.model.parameters())
-            if not other._engine.has_ended and (name := next(filter(None, shared), "")):
-                raise BadInput(
-                    f"parameter '{name}' is in another open pipeline, and ranks release what "
-                    f"their stages do not hold; close that with close(gather=True) first, or give "
-                    f"this one a copy.deepcopy of the model"
-                )
+    @property
+    def _training(self) -> Training:
+        return self._connection.training
 
     @property
     def plan(self) -> Plan:
         """The plan of this pipeline."""
-        return self._plan
+        return self._setup.plan
 
     @property
     def _found_for(self) -> list[Any]:
         """The ranks and constraints for which the plan was found; empty if it was given."""
-        return [self._world.size, self._constraints.text] if self._constraints else []
+        constraints = self._setup.constraints
+        return [self._engine.world.size, constraints.text] if constraints else []
 
     @property
     def verified(self) -> VerifyResult | None:
         """Result of the latest step that was compared; ``None`` if none was here."""
-        return self._verified.result
+        return self._connection.verified.result
 
     def notify(self, *callbacks: Callback) -> None:
         """Call these, with the pipeline and what has happened, after steps, evaluations and saves.
@@ -301,23 +206,24 @@ class Pipeline:
         if any(isinstance(callback, ExponentialAverage) for callback in callbacks):
             if self._training.averages is not None:
                 raise BadInput("weights are averaged already; give one ExponentialAverage")
-            check_conflicts(self._uses | {"average": "ExponentialAverage"})
+            check_conflicts(self._setup.uses | {"average": "ExponentialAverage"})
             self._training.averages = {}
         self._callbacks.extend(callbacks)
 
     def print_with(self, say: Callable[[str], None]) -> None:
         """Have rank 0 pass the lines about verification to ``say``, not to standard error."""
-        self._verified.say = say
+        self._connection.verified.say = say
 
     @property
     def compiled_graphs(self) -> int:
         """The number of graphs torch has compiled for this rank's stages; 0 without ``compile``."""
-        return self._compiler.graphs if self._compiler is not None else 0
+        compiler = self._connection.compiler
+        return compiler.graphs if compiler is not None else 0
 
     @property
     def rank(self) -> int:
         """This process's rank. Only rank 0 should write logs and records."""
-        return self._world.rank
+        return self._engine.world.rank
 
     @property
     def steps(self) -> int:
@@ -327,7 +233,7 @@ class Pipeline:
     @property
     def weight_versions(self) -> "Mapping[int, WeightVersions]":
         """The weights of this rank's stages under an asynchronous schedule; empty under others."""
-        return self._steps.weight_versions
+        return self._connection.steps.weight_versions
 
     def parameters(self) -> Iterable[nn.Parameter]:
         """The parameters that this rank trains."""
@@ -340,15 +246,15 @@ class Pipeline:
     @property
     def needs(self) -> BatchNeeds:
         """The parts of every batch that this rank reads; a `BatchPart` may have just these."""
-        return self._reading.needs
+        return self._connection.reading.needs
 
     def samples_in(self, batch: Batch) -> int:
         """The number of samples of ``batch``."""
-        return self._reading.samples_in(batch)
+        return self._connection.reading.samples_in(batch)
 
     def lengths_of(self, batch: Batch) -> dict[str, int]:
         """The lengths of ``batch`` (or of its bucket) by name; empty for models without lengths."""
-        return self._reading.lengths_of(batch)
+        return self._connection.reading.lengths_of(batch)
 
     @doing("takes a step", acts=True)
     def step(self, *batches: Batch) -> StepMetrics:
@@ -379,11 +285,12 @@ class Pipeline:
         return metrics
 
     def _step(self, *batches: Batch) -> StepMetrics:
-        leaves = self._reading.of_step(batches)
-        due = self._verified.due
-        self._training.loss_check = self._verified.loss_check
+        connection, verified = self._connection, self._connection.verified
+        leaves = connection.reading.of_step(batches)
+        due = verified.due
+        connection.training.loss_check = verified.loss_check
         self._check_calls(due)
-        return self._verified.step(leaves) if due else self._steps.step(leaves)
+        return verified.step(leaves) if due else connection.steps.step(leaves)
 
     def stream(self, batches: Iterable[Batch]) -> Iterator[StepMetrics]:
         """Train on batches one after another; yields the metrics of each.
@@ -400,17 +307,17 @@ class Pipeline:
         """
         self._drain()
         self._follow_flags()
-        steps = self._steps
+        steps, verified = self._connection.steps, self._connection.verified
         if not isinstance(steps, StreamedSteps):
             yield from map(self.step, batches)
             return
-        for due, some in self._verified.stretches(batches):
+        for due, some in verified.stretches(batches):
             if due and steps.flushes:
                 yield from map(self.step, islice(some, 1))
             every = map(self._of_stream, some)
             if due and not steps.flushes:
                 first = next(every)
-                self._verified.beforehand([first])
+                verified.beforehand([first])
                 every = chain([first], every)
             for metrics in steps.stream(every):
                 self._engine.release_others()
@@ -435,7 +342,7 @@ class Pipeline:
         return evaluation
 
     def _evaluate(self, batch: Batch) -> Evaluation:
-        return self._inference.evaluate(batch)
+        return self._connection.inference.evaluate(batch)
 
     def predict(self, batch: Batch, *, everywhere: bool = False) -> Any:
         """The model's result for one batch in evaluation mode; changes nothing.
@@ -450,7 +357,7 @@ class Pipeline:
             RunFailed: as in `step`.
         """
         self._drain()
-        return self._inference.predict(batch, everywhere=everywhere)
+        return self._connection.inference.predict(batch, everywhere=everywhere)
 
     def step_schedule(self, metric: float) -> None:
         """Step a learning-rate schedule that follows a metric, such as ``ReduceLROnPlateau``.
@@ -469,7 +376,7 @@ class Pipeline:
                 f"step() steps the learning-rate schedule ({kind}) by itself; leave step_schedule "
                 f'out, or use ReduceLROnPlateau with update=Update(schedule_follows="evaluation")'
             )
-        given = self._world.all_gather(float(metric))
+        given = self._engine.world.all_gather(float(metric))
         if len({repr(value) for value in given}) > 1:
             raise BadInput(
                 f"step_schedule() was given {given} on the ranks; give each the same value, such "
@@ -509,8 +416,8 @@ class Pipeline:
         Raises:
             BadInput: there is no such name, or it is on other ranks, which are named.
         """
-        engine = self._engine
-        return module_for(name, self._graph, engine.stages.programs, engine.held.holders, self.rank)
+        graph, engine = self._setup.graph, self._engine
+        return module_for(name, graph, engine.stages.programs, engine.held.holders, self.rank)
 
     def verify(self, batch: Batch) -> VerifyResult:
         """Compare loss, gradients and buffers on ``batch`` with those of the whole model.
@@ -520,22 +427,22 @@ class Pipeline:
         off in both. Changes nothing.
         """
         self._drain("verify()")
-        leaves = self._reading.whole(batch, "verify()")
+        leaves = self._connection.reading.whole(batch, "verify()")
         self._check_calls(due=True)
         return verify(self._engine, [leaves])
 
     def timeline(self) -> Timeline:
         """Gather the events of all ranks in the latest iteration; all ranks must call this."""
-        return gather_timeline(self._world, self._engine.clock, "measured")
+        return gather_timeline(self._engine.world, self._engine.clock, "measured")
 
     def measuring_memory(self) -> AbstractContextManager[MeasuredMemory]:
         """Measure, within, the peak of this rank's tensors in bytes; slows the step."""
 
         def held() -> Iterator[torch.Tensor]:
             yield from lasting_tensors(self._engine, self._training)
-            yield from self._steps.copies
+            yield from self._connection.steps.copies
 
-        return measured_memory(self._world.device, held)
+        return measured_memory(self._engine.world.device, held)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of this rank: tensors by the model's names, and ``state`` for the rest."""
@@ -582,7 +489,7 @@ class Pipeline:
         self._is_gathered = True
         try:
             with all_weights(self._engine, rank0_only=rank0_only):
-                yield self._graph.model
+                yield self._setup.graph.model
         finally:
             self._is_gathered = False
         if self._training.meetings is not None:
@@ -646,11 +553,11 @@ class Pipeline:
         engine, training = self._engine, self._training
         state = {
             **saved_state(engine, training, extra, loader),
-            "plan": plan_to_json(self._plan),
+            "plan": plan_to_json(self._setup.plan),
             "found_for": self._found_for,
         }
         target = CheckpointTarget(Path(directory), training.steps, state, keep)
-        self._checkpoints.save(target, checkpoint_tensors(engine, training), wait=wait)
+        self._connection.checkpoints.save(target, checkpoint_tensors(engine, training), wait=wait)
         self._tell(Saved(self.steps, target.folder.final))
         return target.folder.final
 
@@ -668,9 +575,9 @@ class Pipeline:
         """
         self._drain()
         self._check_own_weights("save or load a checkpoint")
-        self._checkpoints.wait()
+        self._connection.checkpoints.wait()
         path = chosen_checkpoint(self._engine, Path(directory))
-        state = self._world.all_succeed(partial(read_state, path))
+        state = self._engine.world.all_succeed(partial(read_state, path))
         if not self.steps and self._found_for and self._found_for == state.get("found_for"):
             self._keep_plan(plan_from_json(state["plan"], str(path)))
         load_state(self._engine, self._training, (path, state), loader)
@@ -678,13 +585,13 @@ class Pipeline:
 
     def _keep_plan(self, plan: Plan) -> None:
         """Continue by the plan of a checkpoint, whose state is loaded next."""
-        ends = [each.stages[-1].layers.stop for each in (plan, self._plan)]
-        measured = self._constraints is not None and self._constraints.remeasure
-        if measured or plan == self._plan or ends[0] != ends[1]:
+        before, setup = self._connection, self._setup
+        ends = [each.stages[-1].layers.stop for each in (plan, setup.plan)]
+        measured = setup.constraints is not None and setup.constraints.remeasure
+        if measured or plan == setup.plan or ends[0] != ends[1]:
             return
-        averages = self._training.averages
-        self._connect_anew(lambda: self._follow(plan), goes_on=False)
-        self._training.averages = averages
+        self._connection = reconnect(before, replace(setup, plan=plan))
+        self._training.averages = before.training.averages
         if self.rank == 0:
             say(f"the plan of the checkpoint is kept: {plan_words(plan, 'rank')}")
 
@@ -702,62 +609,47 @@ class Pipeline:
         with ExitStack() as closing:
             # All of these, whichever raises.
             closing.callback(self._engine.close)
-            closing.callback(self._checkpoints.close, failed=ended)
+            closing.callback(self._connection.checkpoints.close, failed=ended)
             for callback in () if ended else reversed(self._callbacks):
                 closing.callback(callback, self, Closing(self.steps))
 
     def _of_stream(self, batch: Batch) -> Sequence[Leaf]:
         """Read this rank's parts of a batch that follows others without a pause."""
-        if changed := self._graph.cut.changed_flags:
+        if changed := self._setup.graph.cut.changed_flags:
             raise BadInput(
                 f"requires_grad of '{changed[0]}' was changed within stream(); change it before "
                 f"stream() is called, or between calls of step()"
             )
         self._check_calls()
-        return self._reading.of_stream(batch)
+        return self._connection.reading.of_stream(batch)
 
     def _check_calls(self, due: bool = False) -> None:
         """Compare the calls of the next step with those of the example, if it is ``due``."""
-        every = self._options.safety.check_every
+        every = self._setup.options.safety.check_every
         if due or (every and (self.steps + 1) % every == 0):
             for program in self._engine.stages.programs.values():
                 program.module.unchecked = True
 
     def _follow_flags(self) -> None:
-        """Reconnect the ranks if ``requires_grad`` of a parameter has changed.
-
-        Messages, sums of gradients and the optimizer are made for what is trained.
-        """
+        """Reconnect the ranks if ``requires_grad`` of a parameter has changed."""
         self._check_own_weights("train")
-        changed = self._graph.cut.changed_flags
-        if not changed:
-            return
-        thawed = f"a change of requires_grad of '{changed[0]}'"
-        check_conflicts(self._uses | {"thawed": thawed})
-        self._connect_anew(self._graph.cut.follow_flags)
+        if self._setup.graph.cut.changed_flags:
+            self._reconnect(self._setup)
 
-    def _connect_anew(self, change: Callable[[], object], *, goes_on: bool = True) -> None:
-        """Reconnect the ranks after a ``change``; the training ``goes_on`` from its state."""
-        self._checkpoints.wait()
-        engine, training, verified = self._engine, self._training, self._verified
-        engine.buckets.close()
-        for _, parameter in engine.held.named_parameters():
-            parameter.grad = None
-        change()
-        self._connect(None)  # before the old connections end, with which processes would leave
-        self.stop(engine.numbers.wants_stop)  # a request holds until the next step
-        engine.close()
-        if goes_on:
-            self._training.go_on_from(training)
-        self._verified.go_on_from(verified)
+    def _reconnect(self, setup: Setup) -> None:
+        """Reconnect the ranks for a setup, and continue the training."""
+        before = self._connection
+        self._connection = reconnect(before, setup)
+        self._training.go_on_from(before.training)
 
     def _on_its_path(self, act: Callable[..., Done], batches: Sequence[Batch]) -> Done:
         """Act on batches; where the loss takes a path without a record, record it and act again.
 
         A batch in one piece has any path right. It goes without where it cannot be recorded.
         """
-        slices = [len(stage.slices) for stage in self._plan.stages]
-        in_one_piece = len(batches) == self._plan.micro_batches == max(slices) == 1
+        plan = self._setup.plan
+        slices = [len(stage.slices) for stage in plan.stages]
+        in_one_piece = len(batches) == plan.micro_batches == max(slices) == 1
         for _ in range(2):
             for path in self._engine.kinds.paths:
                 path.state.any_path = in_one_piece and self._any_path
@@ -773,7 +665,7 @@ class Pipeline:
         try:
             return act(*batches)
         except LossPathChanged as problem:
-            places = self._world.all_gather(problem.where)
+            places = self._engine.world.all_gather(problem.where)
         where = next(filter(None, places))
         self._record_path(where, batches, evaluates=act != self._step)
         try:
@@ -788,11 +680,11 @@ class Pipeline:
     def _record_path(self, where: str, batches: Sequence[Batch], *, evaluates: bool) -> None:
         """Record the path that the loss takes on batches, as a further kind of batch."""
         words = f"a loss that takes another path later ({where})"
-        check_conflicts(self._uses | {"thawed": words, "kinds": words})
+        check_conflicts(self._setup.uses | {"thawed": words, "kinds": words})
         if any(isinstance(batch, BatchPart) for batch in batches):
             raise BadInput(f"{words} needs whole batches; give them on every rank")
-        engine = self._engine
-        with self._inference.evaluating() if evaluates else nullcontext():
+        engine, graph = self._engine, self._setup.graph
+        with self._connection.inference.evaluating() if evaluates else nullcontext():
             engine.take_kind(batches)
             kind = engine.kinds.number
             if len(engine.kinds.graphs) > 1 and engine.kinds.follows_path(kind, batches):
@@ -800,21 +692,17 @@ class Pipeline:
             others = (batch for batch in batches if not engine.kinds.follows_path(kind, [batch]))
             batch = next(others, batches[0])
         try:
-            found = self._world.all_succeed(lambda: with_path(self._graph, kind, batch))
+            found = engine.world.all_succeed(lambda: with_path(graph, kind, batch))
         except BadInput as problem:
             raise NoPath(
                 f"the loss takes another path ({where}), which cannot be recorded: {problem}"
             ) from problem
         if self.rank == 0:
-            self._verified.say(
+            self._connection.verified.say(
                 f"step {self.steps + 1}: the loss takes another path ({where}); it is recorded as "
                 f"one more kind of batch, number {len(engine.kinds.graphs)}"
             )
-
-        def change() -> None:
-            self._graph = found
-
-        self._connect_anew(change)
+        self._reconnect(replace(self._setup, graph=found))
 
     def _drain(self, needs_one_model: str = "") -> None:
         """Finish the micro-batches in flight, if any; all ranks must call this.
@@ -828,7 +716,7 @@ class Pipeline:
                 "the pipeline cannot be used within full_model(), where its weights are the "
                 "loop's; leave the block first"
             )
-        self._steps.drain()
+        self._connection.steps.drain()
 
     def _check_own_weights(self, to: str) -> None:
         """Raise `BadInput` while the pipeline has averaged weights."""
@@ -849,15 +737,6 @@ class Pipeline:
         if failure is not None:
             self._engine.failures.leave(failure)
         self.close()
-
-
-def meetings_of(engine: Engine, update: Update) -> "Meetings | None":
-    """The meetings of this rank's pipeline, where several train alone."""
-    if not engine.pipelines:
-        return None
-    from penstock.runtime.update.local_sgd import Meetings
-
-    return Meetings(engine, update)
 
 
 def plan_of(
@@ -885,12 +764,3 @@ def plan_of(
             f"plan is {shown(plan)}; give a Plan, the path of a plan file, or 'auto' to find one"
         )
     return plan
-
-
-def way_to_train(engine: Engine, training: Training, update: Update) -> Steps:
-    """Create a pipeline's `Steps` by schedule and options; the unusual is imported only here."""
-    if updates_per_batch(engine.plan):
-        from penstock.runtime.asynchronous.training import AsynchronousSteps
-
-        return AsynchronousSteps(engine, training, update.prediction_error_every)
-    return Steps(engine, training)

@@ -193,7 +193,7 @@ def test_a_full_disk_is_told_by_the_next_save(tmp_path: Path) -> None:
             # A write beyond this size fails, as on a full disk.
             resource.setrlimit(resource.RLIMIT_FSIZE, (1000, most))
             pipe.save(tmp_path, wait=False)
-            pipe._checkpoints._own_part_written()
+            pipe._connection.checkpoints._own_part_written()
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
         with pytest.raises(BadInput, match=r"step-00000002' cannot be written .*File too large"):

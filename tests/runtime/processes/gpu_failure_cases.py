@@ -33,7 +33,7 @@ def steps_until(failure: str) -> tuple[str, str, list[str], int]:
         else:
             dist.ProcessGroup.send = out_of_memory
     later = [outcome(lambda: pipe.step(BATCH).loss) for _ in range(2)]
-    backend, count = pipe._world.backend, len(aborted)
+    backend, count = pipe._engine.world.backend, len(aborted)
     pipe.close()
     return backend, first, later, count
 
