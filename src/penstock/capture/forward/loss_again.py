@@ -8,19 +8,17 @@ They read the ends, and leaves of the batch.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
 from penstock.capture.forward.partial_forward import ProgramPart, RunContext
+from penstock.capture.forward.stage_module import StageModule
+from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.loss.loss_parts import LossParts
 from penstock.capture.record.calls import Address
 from penstock.capture.record.user_lines import line_in_words
 from penstock.errors import BadInput
-
-if TYPE_CHECKING:
-    from penstock.capture.forward.stage_module import StageModule
-    from penstock.capture.layer_graph import LayerGraph
 
 Ends: TypeAlias = tuple[Mapping[int, torch.Tensor], Mapping[int, torch.Tensor]]
 """Leaves of the batch by number, and values that the loss reads, of one micro-batch."""
@@ -42,14 +40,14 @@ class LossAgain:
         own = {value: made for value, made in self.ends.items() if value not in part.received}
         return replace(part, sent={**part.sent, **own}, to_end=True)
 
-    def loss(self, module: "StageModule", kept: Sequence[Ends]) -> torch.Tensor:
+    def loss(self, graph: LayerGraph, module: StageModule, kept: Sequence[Ends]) -> torch.Tensor:
         """The loss of micro-batches together, by the user's lines; ``module`` is their stage."""
-        graph, held = module.graph, module.stage.held.names
+        held = module.stage.held.names
         plain = replace(graph, recorded=replace(graph.recorded, parts=LossParts()), wants="loss")
         part = ProgramPart(self.start, graph.cut.end, held=held, received=dict(self.ends))
         inputs, specs = tuple(kept[0][0]), tuple(map(graph.cut.spec, self.ends))
         options: Any = {"foreign": (), "is_last": True, "has_loss": True, "outputs": ()}
-        again = type(module)(plain, part, inputs, specs, **options)
+        again = StageModule(plain, part, inputs, specs, **options)
         again.unchecked = False
         again.stage.state.key = module.stage.state.key  # it begins with what that has left
         again.set_context(RunContext(trial=True))
@@ -68,7 +66,7 @@ class LossAgain:
             return again.run(leaves, received)[0]
 
 
-def loss_again(graph: "LayerGraph", first: int) -> LossAgain:
+def loss_again(graph: LayerGraph, first: int) -> LossAgain:
     """The calls of the loss from event ``first`` on, where the last stage begins."""
     recorded, record, cut = graph.recorded, graph.recorded.record, graph.cut
     units = record.behind(number for number, event in enumerate(record.events) if event.is_unit)

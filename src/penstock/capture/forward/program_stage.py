@@ -145,7 +145,7 @@ class HeldTensors:
 
 
 def undo_exchange(before: Sequence[tuple[Place, Any]]) -> None:
-    """Put back what `Held.exchange` has returned."""
+    """Put back what `HeldTensors.exchange` has returned."""
     for place, value in reversed(before):  # a module may be there under two names
         place[0][place[1]] = value
 

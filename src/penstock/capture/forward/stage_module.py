@@ -5,14 +5,19 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
+from penstock.capture.batch.layout import BatchLayout
+from penstock.capture.batch.lengths import LengthsOf
+from penstock.capture.batch.part import Leaf
 from penstock.capture.contract import TensorSpec
 from penstock.capture.forward.checked import checked
+from penstock.capture.forward.kept_state import KeptState
 from penstock.capture.forward.partial_forward import (
+    Costs,
     ProgramPart,
     Purpose,
     RunContext,
@@ -22,15 +27,44 @@ from penstock.capture.forward.partial_forward import (
 from penstock.capture.forward.program_stage import ProgramStage
 from penstock.capture.loss.loss_parts import LossAction
 from penstock.capture.loss.loss_path import OtherPath
+from penstock.capture.loss.step_values import StepValues
 from penstock.capture.record.absent import Absent, absent_like
-from penstock.capture.record.model_and_loss import IN_ONE_PROCESS
+from penstock.capture.record.example import Recorded
+from penstock.capture.record.model_and_loss import IN_ONE_PROCESS, UserProgram
+from penstock.capture.record.model_outputs import StructuredOutputs
 from penstock.capture.record.sizes import BatchSize
 from penstock.capture.tensor_parts import become, is_quantised
 from penstock.errors import BadInput
 from penstock.torch_internals import without_modes
 
-if TYPE_CHECKING:
-    from penstock.capture.layer_graph import LayerGraph
+
+class StageGraph(Protocol):
+    """Contract between a stage and its graph, which is a `LayerGraph`."""
+
+    @property
+    def program(self) -> UserProgram: ...
+    @property
+    def recorded(self) -> Recorded: ...
+    @property
+    def state(self) -> KeptState: ...
+    @property
+    def layout(self) -> BatchLayout: ...
+    @cached_property
+    def outputs(self) -> StructuredOutputs: ...
+    @cached_property
+    def step_values(self) -> StepValues: ...
+    @cached_property
+    def loss_mode(self) -> str: ...
+    @property
+    def wants(self) -> str: ...
+    @property
+    def alone(self) -> bool: ...
+    @property
+    def costs(self) -> Costs: ...
+    def spec(self, value: int) -> TensorSpec: ...
+    def outputs_in(self, output: Any, loss: torch.Tensor | None) -> list[torch.Tensor]: ...
+    def lengths_of(self, leaves: Mapping[int, Leaf]) -> LengthsOf: ...
+    def start_training(self) -> None: ...
 
 
 @lru_cache(maxsize=256)
@@ -55,7 +89,7 @@ class StageModule(nn.Module):
 
     def __init__(
         self,
-        graph: "LayerGraph",
+        graph: StageGraph,
         part: ProgramPart,
         inputs: tuple[int, ...],
         received: tuple[TensorSpec, ...],

@@ -119,7 +119,7 @@ class LossCheck:
 
         def computed(some: Sequence[Ends]) -> float:
             with kept_random_state(engine.world.device), engine.autocast():
-                return float(again.loss(module, some))
+                return float(again.loss(engine.graph, module, some))
 
         found = computed(kept)
         limit = tolerance_of(engine, [engine.graph.cut.spec(value).dtype for value in again.ends])
