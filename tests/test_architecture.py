@@ -144,7 +144,7 @@ def test_pure_packages_import_without_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_modules_import_one_another_only_where_that_is_listed() -> None:
+def test_no_modules_import_one_another() -> None:
     graph = grimp.build_graph("penstock", exclude_type_checking_imports=False)
     imports = networkx.DiGraph(
         (module, imported)
