@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from statistics import median
+from statistics import mean, median, stdev
 from typing import TypeAlias
 
 import torch
@@ -132,6 +132,12 @@ MICRO_BATCHES, IN_FLIGHT = 3, 2
 STAGES = 8
 """The most stages in which the whole model is timed, to find what each of them adds."""
 
+STEADY = 0.02
+"""Standard error of the whole model's time, relative to it, below which it is not timed again."""
+
+MOST_REPEATS = 3
+"""How many times as often as wanted the whole model is timed where it is not steady."""
+
 
 def measure_profile(
     graph: LayerGraph,
@@ -152,8 +158,9 @@ def measure_profile(
     A layer alone costs more than within a stage, because of a call and the start of a backward. So
     the times are scaled to add up to those of the whole model, run as one stage, less what a stage
     takes beyond its layers. That is found by running the model in several stages, in turns with one
-    stage. A model that the device's memory does not hold so is not run as a whole, nor one on the
-    meta device: its layers are on the device one at a time, those on meta with made-up values.
+    stage, and more often where it is not steady (`until_steady`). A model that the device's memory
+    does not hold so is not run as a whole, nor one on the meta device: its layers are on the device
+    one at a time, those on meta with made-up values.
 
     Parameters, buffers, gradients and random state are restored. Times are those of an idle
     machine: those in which this thread waits for a core do not count.
@@ -314,8 +321,8 @@ def layer_times(
     all_s, more = whole.times, whole.further
     if samples != whole.samples:
         with without_collecting(), settings.casting_once():
-            runs = [time_stages(whole.programs, rows, settings) for _ in range(repeats + 1)]
-        all_s = median_times(runs[1:])
+            runs = until_steady(lambda: time_stages(whole.programs, rows, settings), repeats)
+        all_s = median_times(runs)
     forward_s = max(all_s.forward_s - more.forward_s, all_s.forward_s / 2)
     backward_s = max(all_s.backward_s - more.backward_s, all_s.backward_s / 2)
     forward = adding_up([t.forward_s for t in alone], forward_s)
@@ -338,21 +345,48 @@ def time_further_stage(
     It runs as one stage and as several in turns, and the difference of each turn is divided among
     the stages that the second has more.
     """
+    cut: list[PassSeconds] = []
+
+    def turn() -> PassSeconds:
+        whole_s = time_stages(one, leaves, settings)
+        cut.append(time_stages(several, leaves, settings))
+        return whole_s
+
     with without_collecting(), settings.casting_once():
-        turns = [
-            [time_stages(stages, leaves, settings) for stages in (one, several)]
-            for _ in range(repeats + 1)
-        ][1:]
+        whole = until_steady(turn, repeats)
+    turns = list(zip(whole, cut[1:], strict=True))
     further = len(several) - 1
 
     def more(seconds_of: Callable[[PassSeconds], float]) -> float:
         if not further:  # a model of one layer
             return 0.0
-        added_s = median(seconds_of(cut) - seconds_of(whole) for whole, cut in turns)
+        added_s = median(seconds_of(parts) - seconds_of(own) for own, parts in turns)
         return max(0.0, added_s / further)
 
     further_s = PassSeconds(more(lambda t: t.forward_s), more(lambda t: t.backward_s))
-    return median_times([whole for whole, _ in turns]), further_s
+    return median_times(whole), further_s
+
+
+def until_steady(once: Callable[[], PassSeconds], repeats: int) -> list[PassSeconds]:
+    """Time the same work ``repeats`` times after a warm-up run; more often if it is not steady.
+
+    On a machine whose speed varies, it is timed until its mean is known to within `STEADY`, at most
+    `MOST_REPEATS` times as often.
+
+    >>> len(until_steady(lambda: PassSeconds(1.0, 2.0), 5))
+    5
+    >>> seconds = iter([1.0, 2.0] * 20)
+    >>> len(until_steady(lambda: PassSeconds(next(seconds), 2.0), 5))
+    15
+    """
+    once()
+    runs = [once() for _ in range(repeats)]
+    while 1 < len(runs) < MOST_REPEATS * repeats:
+        seconds = [run.forward_s + run.backward_s for run in runs]
+        if stdev(seconds) <= STEADY * mean(seconds) * len(runs) ** 0.5:
+            break
+        runs.append(once())
+    return runs
 
 
 class NormWithoutMessages(SynchronisedBatchNorm):
