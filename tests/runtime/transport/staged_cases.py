@@ -14,7 +14,7 @@ from runtime.matrix_cases import play
 from runtime.matrix_plans import Case
 
 from penstock.device import CopyStream
-from penstock.runtime.transport import transport
+from penstock.runtime.transport import open_transport
 from penstock.runtime.transport.shared_memory import staged
 from penstock.runtime.transport.shared_memory.rings import SharedMemoryTransport
 
@@ -81,8 +81,8 @@ class LateStream:
 def stage(slot_limit: int | None = None) -> None:
     """Let this process take the staged transport, and Gloo for sums, as ranks of one GPU do."""
     patched: Any = staged
-    patched.CopyStream, patched.pinned, patched.unpinned = LateStream, lambda *_: True, id
-    every: Any = transport
+    patched.CopyStream, patched.pinned_memory, patched.unpinned = LateStream, lambda *_: True, id
+    every: Any = open_transport
     every.is_gpu = lambda device: True
     plain: Any = SharedMemoryTransport
     plain.share_sums = lambda self, buckets: None
