@@ -136,7 +136,7 @@ STEADY = 0.02
 """Standard error of the whole model's time, relative to it, below which it is not timed again."""
 
 MOST_REPEATS = 3
-"""How many times as often as wanted the whole model is timed where it is not steady."""
+"""Limit of the repeats of a model that is not steady, as a multiple of those wanted."""
 
 
 def measure_profile(
