@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scripts import ROOT
 
-from penstock.core import check_core, digest, native
+from penstock.core import check_core, digest_of_sources, native
 from penstock.errors import BadInput
 
 BACKEND = ROOT / "build_backend"
@@ -24,7 +24,7 @@ def test_a_core_of_another_version_is_refused_in_one_line() -> None:
 def test_a_core_of_other_sources_is_refused_only_where_there_are_sources(tmp_path: Path) -> None:
     check_core(native.version, "made from other files", tmp_path)
     (tmp_path / "bind.cpp").write_text("int main() {}\n")
-    check_core(native.version, digest(tmp_path), tmp_path)
+    check_core(native.version, digest_of_sources(tmp_path), tmp_path)
     with pytest.raises(BadInput, match=r"other C\+\+ files than .*; run: pip install -e"):
         check_core(native.version, native.sources, tmp_path)
 
