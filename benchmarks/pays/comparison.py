@@ -87,16 +87,16 @@ def compare_case(name: str, iterations: int) -> dict[str, Any]:
     contenders: dict[str, Contender] = {}
     plans: dict[str, dict[str, Any]] = {}
     pipes: dict[Plan, Pipeline] = {}
-    limits = {
-        "ours": max(fastest.peak_memory_bytes),
-        "free": cluster.devices[0].memory_bytes,
-    }
+    most_bytes = max(fastest.peak_memory_bytes)
+    limits = {"ours": most_bytes, "free": cluster.devices[0].memory_bytes}
+    predicted: dict[Plan, Prediction] = {}
     for which, limit in limits.items():
         start_s = perf_counter()
         plan, predicted_s = planned(profile, with_memory(cluster, limit), count, model.rows)
         planning_s = perf_counter() - start_s
         pipe = pipes.get(plan)
         if pipe is None:
+            predicted[plan] = simulated(plan, profile, cluster)
             pipe = pipes[plan] = Pipeline(
                 Chain(*case.make().halves()),
                 model.batch(1),
@@ -111,7 +111,7 @@ def compare_case(name: str, iterations: int) -> dict[str, Any]:
             "stages": [[s.layers.start, s.layers.stop, *s.devices] for s in plan.stages],
             "predicted_s": predicted_s,
             "planning_s": planning_s,
-            "peak_bytes": max(simulated(plan, profile, cluster).peak_memory_bytes),
+            "peak_bytes": max(predicted[plan].peak_memory_bytes),
         }
     for schedule in TUNED:
         other = case.make()
@@ -128,7 +128,7 @@ def compare_case(name: str, iterations: int) -> dict[str, Any]:
         contenders["fsdp"] = fully_sharded_rival(case.make(), batch)
     taken = alternated(contenders, iterations)
     for which, (plan, pipe) in zip(plans, pipes.items(), strict=False):
-        plans[which]["actions"] = action_times(plan, pipe, profile, cluster)
+        plans[which]["actions"] = action_times(predicted[plan].timeline, pipe.timeline())
     for pipe in pipes.values():
         pipe.close()
     seconds = {name: median(values) for name, values in taken.items()}
@@ -136,7 +136,7 @@ def compare_case(name: str, iterations: int) -> dict[str, Any]:
     copies = min(("ddp", "fsdp"), key=lambda name: seconds.get(name, float("inf")))
     return {
         "profile_s": profile_s,
-        "limit_bytes": limits["ours"],
+        "limit_bytes": most_bytes,
         "rival_bytes": {name: max(found.peak_memory_bytes) for name, found in rivals.items()},
         "plans": plans,
         "cuts": {name: [bounds.stop for bounds in cut[:-1]] for name, cut in cuts.items()},
@@ -150,16 +150,11 @@ def compare_case(name: str, iterations: int) -> dict[str, Any]:
     }
 
 
-def action_times(
-    plan: Plan, pipe: Pipeline, profile: ModelProfile, cluster: Cluster
-) -> dict[str, Any]:
-    """Seconds of the last iteration, predicted and measured: of all, and of the busiest device.
+def action_times(predicted: Timeline, measured: Timeline) -> dict[str, Any]:
+    """Seconds of an iteration, predicted and measured: of all, and of the busiest device.
 
-    ``factors`` say how many times as long as predicted each stage computed on each device. Every
-    rank calls.
+    ``factors`` say how many times as long as predicted each stage computed on each device.
     """
-    predicted = simulated(plan, profile, cluster).timeline
-    measured = pipe.timeline()
     planned, taken = part_seconds(predicted), part_seconds(measured)
     common = [part for part, seconds in planned.items() if seconds and part in taken]
 

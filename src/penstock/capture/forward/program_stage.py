@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial, wraps
+from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
@@ -372,10 +373,8 @@ class ProgramStage:
         own_blocks = blocks_of_its_own(task, self._watched)
         self.own_blocks = tuple(own_blocks)
         """Paths of blocks that are this stage's whole, and run as if they were units."""
-        for blocks in (left_out | own_blocks).values():
-            self._watched = self._watched.without(
-                self._record.events[number].address for number in events_in(blocks)
-            )
+        whole = events_in(chain(*left_out.values(), *own_blocks.values()))
+        self._watched = self._watched.without(self._record.events[n].address for n in whole)
         self._mode, self._modes_before = _Watch(self, self._watched.names), 0
         self._forwards = Forwards(task)
         self._expected, self._may_vary = 0, False

@@ -486,7 +486,7 @@ class _Recorder:
         draws_python = not same_generators(generators, generators_state())
         changed = changed_name(tree, module_tree(program))
         if changed or module_tree(program).keys() != tree.keys():
-            self._runs.settle(leaves, changed)
+            self._runs.settle(changed)
             raise Again
         states.append(plain_state(program))
         changed = changed_places(states[0], states[1])

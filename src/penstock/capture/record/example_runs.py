@@ -205,7 +205,7 @@ class ExampleRuns:
             raise Again from error
         raise does_not_run(program, error, size, self.example) from error
 
-    def settle(self, leaves: Sequence[torch.Tensor], changed: str) -> None:
+    def settle(self, changed: str) -> None:
         """Let the user's model do what it does once: some replace modules in their first forward.
 
         Buffers are put back.
@@ -224,7 +224,7 @@ class ExampleRuns:
             )
         self.attempt.settled = True
         buffers = {name: buffer.clone() for name, buffer in program.named_buffers()}
-        own = {i: leaf.to(self.device).clone() for i, leaf in enumerate(leaves)}
+        own = {i: leaf.to(self.device).clone() for i, leaf in enumerate(self.leaves)}
         with torch.no_grad(), program.without_caches():
             program.run(own)
             for name, buffer in program.named_buffers():

@@ -42,6 +42,7 @@ from penstock.capture.record.outside_state import (
 from penstock.capture.record.torch_calls import TorchCalls, backward_seen
 from penstock.capture.record.user_lines import line_in_words, line_of_user
 from penstock.capture.tensor_parts import give_scales, is_quantised, plain_parts, rebuilt
+from penstock.runtime.update.host_state import move_parameter
 from penstock.runtime.verify.cause import cause_of
 from penstock.runtime.verify.without_dropout import WithoutDropout
 from penstock.torch_internals import gradient_hooks, holder_of, own_buffers, tensors_in, write_count
@@ -382,7 +383,7 @@ def own_tensors(
                 held[first] = replacement(old, value, copied=is_buffer)
             elif first not in held:
                 assert isinstance(old, nn.Parameter)
-                undo.callback(undo_own_tensors, old, old.data, old.grad)
+                undo.callback(move_parameter, old, old.data, old.grad)
                 old.grad = None
                 old.data = value
                 held[first] = old
@@ -410,15 +411,6 @@ def replacement(old: torch.Tensor, value: torch.Tensor, *, copied: bool) -> torc
     for hook in (after or {}).values():
         new.register_post_accumulate_grad_hook(hook)
     return new
-
-
-def undo_own_tensors(
-    parameter: nn.Parameter, data: torch.Tensor, gradient: torch.Tensor | None
-) -> None:
-    """Undo the changes of `own_tensors` to a parameter."""
-    parameter.grad = None
-    parameter.data = data
-    parameter.grad = gradient
 
 
 def gradients_of(held: Mapping[str, torch.Tensor], scale: float) -> dict[str, torch.Tensor]:
