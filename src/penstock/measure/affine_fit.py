@@ -40,6 +40,22 @@ def fit_affine(samples: Sequence[int], costs: Sequence[float]) -> Affine:
     return Affine(round_off(fixed), round_off(per_sample))
 
 
+def fit_layers(samples: Sequence[int], seconds: Sequence[Sequence[float]]) -> list[Affine]:
+    """Fit ``seconds[k][layer]``; with the largest ``samples[k]``, the layers add up to their sum.
+
+    Fitted by themselves they would be short of it: a layer whose seconds rise faster than its
+    samples, if only by noise, is fitted in proportion to them.
+
+    >>> fit_layers((1, 4), [[1.0, 2.0], [8.0, 2.0]])
+    [Affine(fixed=0.0, per_sample=1.71428571429), Affine(fixed=2.85714285714, per_sample=0.0)]
+    """
+    costs = [fit_affine(samples, layer) for layer in zip(*seconds, strict=True)]
+    most, measured_s = max(zip(samples, map(sum, seconds), strict=True))
+    fitted_s = sum(cost.at(most) for cost in costs)
+    factor = measured_s / fitted_s if fitted_s else 0.0
+    return [Affine(*map(round_off, (c.fixed * factor, c.per_sample * factor))) for c in costs]
+
+
 def round_off(value: float) -> float:
     """``value`` rounded to twelve significant digits, more than any clock can resolve."""
     return float(f"{value:.12g}")

@@ -20,7 +20,7 @@ from penstock.capture.record.torch_calls import CountedNorms
 from penstock.device import allocated_bytes, begin_peak, device_kind, keep_freed_memory, peak_bytes
 from penstock.errors import BadInput
 from penstock.machine import without_collecting
-from penstock.measure.affine_fit import fit_affine, whole_bytes
+from penstock.measure.affine_fit import fit_affine, fit_layers, whole_bytes
 from penstock.measure.clock import warm_up, work_s
 from penstock.measure.layer_runs import (
     LayerRun,
@@ -156,8 +156,8 @@ def measure_profile(
     ``repeats`` runs after a warm-up run, and is fitted as ``fixed + per_sample * b``.
 
     A layer alone costs more than within a stage, because of a call and the start of a backward. So
-    the times are scaled to add up to those of the whole model, run as one stage, less what a stage
-    takes beyond its layers. That is found by running the model in several stages, in turns with one
+    the times are scaled to add up to the mean of the whole model, run as one stage, less what each
+    stage takes beyond its layers. That is found by running it in several stages, in turns with one
     stage, and more often where it is not steady (`until_steady`). A model that the device's memory
     does not hold so is not run as a whole, nor one on the meta device: its layers are on the device
     one at a time, those on meta with made-up values.
@@ -248,21 +248,28 @@ def profile_from(
     """The profile by the layers' affine costs, from ``costs[k][layer]`` at each batch size."""
     own, shared = parameter_bytes_of(graph)
 
-    def cost(index: int, name: str) -> LayerCost:
-        def fit(of: Callable[[PassSeconds, LayerBytes], float]) -> Affine:
-            return fit_affine(sizes, [of(*layers[index]) for layers in costs])
+    def fit_seconds(of: Callable[[PassSeconds], float]) -> list[Affine]:
+        return fit_layers(sizes, [[of(times) for times, _ in layers] for layers in costs])
 
+    def fit_bytes(index: int, of: Callable[[LayerBytes], float]) -> Affine:
+        return whole_bytes(fit_affine(sizes, [of(layers[index][1]) for layers in costs]))
+
+    forward_s = fit_seconds(lambda times: times.forward_s)
+    backward_input_s = fit_seconds(lambda times: times.halves()[0])
+    backward_weight_s = fit_seconds(lambda times: times.halves()[1])
+
+    def cost(index: int, name: str) -> LayerCost:
         found = costs[0][index][1]
         return LayerCost(
             name=name,
-            forward_s=fit(lambda times, _: times.forward_s),
-            backward_input_s=fit(lambda times, _: times.halves()[0]),
-            backward_weight_s=fit(lambda times, _: times.halves()[1]),
+            forward_s=forward_s[index],
+            backward_input_s=backward_input_s[index],
+            backward_weight_s=backward_weight_s[index],
             parameter_bytes=own[index][0],
             buffer_bytes=own[index][1],
             cast_bytes=found.cast_bytes,
-            saved_bytes=whole_bytes(fit(lambda _, found: found.saved_bytes)),
-            workspace_bytes=whole_bytes(fit(lambda _, found: found.workspace_bytes)),
+            saved_bytes=fit_bytes(index, lambda found: found.saved_bytes),
+            workspace_bytes=fit_bytes(index, lambda found: found.workspace_bytes),
             norms=len(found.norm_channels),
             norm_channels=sum(found.norm_channels),
         )
@@ -322,7 +329,7 @@ def layer_times(
     if samples != whole.samples:
         with without_collecting(), settings.casting_once():
             runs = until_steady(lambda: time_stages(whole.programs, rows, settings), repeats)
-        all_s = median_times(runs)
+        all_s = mean_times(runs)
     forward_s = max(all_s.forward_s - more.forward_s, all_s.forward_s / 2)
     backward_s = max(all_s.backward_s - more.backward_s, all_s.backward_s / 2)
     forward = adding_up([t.forward_s for t in alone], forward_s)
@@ -340,7 +347,7 @@ def time_further_stage(
     repeats: int,
     settings: RunSettings,
 ) -> tuple[PassSeconds, PassSeconds]:
-    """Median seconds of a model in one stage, and those more for each stage that it is cut into.
+    """Mean seconds of a model in one stage, and those more for each stage that it is cut into.
 
     It runs as one stage and as several in turns, and the difference of each turn is divided among
     the stages that the second has more.
@@ -364,7 +371,7 @@ def time_further_stage(
         return max(0.0, added_s / further)
 
     further_s = PassSeconds(more(lambda t: t.forward_s), more(lambda t: t.backward_s))
-    return median_times(whole), further_s
+    return mean_times(whole), further_s
 
 
 def until_steady(once: Callable[[], PassSeconds], repeats: int) -> list[PassSeconds]:
@@ -459,6 +466,11 @@ def median_times(runs: Sequence[PassSeconds]) -> PassSeconds:
         median(t.backward_input_s for t in runs),
         median(t.backward_weight_s for t in runs),
     )
+
+
+def mean_times(runs: Sequence[PassSeconds]) -> PassSeconds:
+    """The mean of the passes, of which the sum of many of them is a multiple; not of the halves."""
+    return PassSeconds(mean(t.forward_s for t in runs), mean(t.backward_s for t in runs))
 
 
 def time_passes(run: LayerRun) -> PassSeconds:
