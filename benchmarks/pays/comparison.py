@@ -54,8 +54,8 @@ MOST_CUTS = 60
 """How many cuts of the rival's model are simulated."""
 
 
-def compare_case(name: str, iterations: int) -> dict[str, Any]:
-    """One round of a case: a profile, our plans for it, and the rivals; every rank calls.
+def compare_case(name: str, rounds: int, iterations: int) -> dict[str, Any]:
+    """Rounds of a case: a profile, our plans for it, and the rivals; every rank calls.
 
     All messages go through Gloo, and all have the same micro-batches. ``ours`` is the plan for
     devices with no more memory than the fastest of torch's schedules needs, ``free`` the plan for
@@ -126,20 +126,36 @@ def compare_case(name: str, iterations: int) -> dict[str, Any]:
     if not case.link_bytes_per_s:
         # It gathers every layer in every pass: 20 s an iteration over the slow link.
         contenders["fsdp"] = fully_sharded_rival(case.make(), batch)
-    taken = alternated(contenders, iterations)
+    taken = alternated(contenders, rounds * iterations)
     for which, (plan, pipe) in zip(plans, pipes.items(), strict=False):
         plans[which]["actions"] = action_times(predicted[plan].timeline, pipe.timeline())
     for pipe in pipes.values():
         pipe.close()
+    return {
+        "profile_s": profile_s,
+        "limit_bytes": most_bytes,
+        "rivals": {
+            name: {
+                "predicted_s": found.iteration_s,
+                "peak_bytes": max(found.peak_memory_bytes),
+                "cut": [bounds.stop for bounds in cuts[name][:-1]],
+            }
+            for name, found in rivals.items()
+        },
+        "plans": plans,
+        "rounds": [
+            compared({name: values[at : at + iterations] for name, values in taken.items()})
+            for at in range(0, rounds * iterations, iterations)
+        ],
+    }
+
+
+def compared(taken: dict[str, list[float]]) -> dict[str, Any]:
+    """The medians of a round's iterations, the fastest rivals, and how many times as fast we are."""
     seconds = {name: median(values) for name, values in taken.items()}
     best = min(TUNED, key=seconds.__getitem__)
     copies = min(("ddp", "fsdp"), key=lambda name: seconds.get(name, float("inf")))
     return {
-        "profile_s": profile_s,
-        "limit_bytes": most_bytes,
-        "rival_bytes": {name: max(found.peak_memory_bytes) for name, found in rivals.items()},
-        "plans": plans,
-        "cuts": {name: [bounds.stop for bounds in cut[:-1]] for name, cut in cuts.items()},
         "seconds": seconds,
         "best_torch": best,
         "best_copies": copies,
