@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.measure.affine_fit import fit_affine
+from penstock.measure.affine_fit import fit_affine, fit_layers
 from penstock.profile.model_profile import Affine
 
 costs = st.floats(1e-6, 1e3)
@@ -28,3 +28,22 @@ def test_no_term_is_ever_negative(points: list[tuple[int, float]]) -> None:
 
 def test_no_cost_is_no_cost() -> None:
     assert fit_affine((1, 2), (0.0, 0.0)) == Affine()
+
+
+@given(
+    st.sets(st.integers(1, 64), min_size=1, max_size=4)
+    .map(sorted)
+    .flatmap(
+        lambda sizes: st.tuples(
+            st.just(sizes),
+            st.lists(
+                st.lists(costs, min_size=3, max_size=3), min_size=len(sizes), max_size=len(sizes)
+            ),
+        )
+    )
+)
+def test_layers_add_up_with_most_samples(case: tuple[list[int], list[list[float]]]) -> None:
+    sizes, seconds = case
+    found = fit_layers(sizes, seconds)
+    total = sum(layer.at(sizes[-1]) for layer in found)
+    assert total == pytest.approx(sum(seconds[-1]), rel=1e-9)

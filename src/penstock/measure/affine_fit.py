@@ -47,7 +47,7 @@ def fit_layers(samples: Sequence[int], seconds: Sequence[Sequence[float]]) -> li
     samples, if only by noise, is fitted in proportion to them.
 
     >>> fit_layers((1, 4), [[1.0, 2.0], [8.0, 2.0]])
-    [Affine(fixed=0.0, per_sample=1.71428571429), Affine(fixed=2.85714285714, per_sample=0.0)]
+    [Affine(fixed=0.0, per_sample=1.76470588235), Affine(fixed=2.94117647059, per_sample=0.0)]
     """
     costs = [fit_affine(samples, layer) for layer in zip(*seconds, strict=True)]
     most, measured_s = max(zip(samples, map(sum, seconds), strict=True))
