@@ -151,7 +151,7 @@ def compare_case(name: str, rounds: int, iterations: int) -> dict[str, Any]:
 
 
 def compared(taken: dict[str, list[float]]) -> dict[str, Any]:
-    """The medians of a round's iterations, the fastest rivals, and how many times as fast we are."""
+    """Medians of a round's iterations, the fastest rivals, and how many times as fast we are."""
     seconds = {name: median(values) for name, values in taken.items()}
     best = min(TUNED, key=seconds.__getitem__)
     copies = min(("ddp", "fsdp"), key=lambda name: seconds.get(name, float("inf")))

@@ -78,6 +78,7 @@ LESS_GOOD_AND_BETTER = {
     "more devices": (plan_on((0, 1), (2, 3)), plan_on((0,), (1,))),
     "more stages": (plan_on((0,), (1,), (2,), (3,)), plan_on((0, 1), (2, 3))),
     "backwards in halves": (replace(plan_on((0,), (1,)), schedule="zb-h1"), plan_on((0,), (1,))),
+    "an order that is searched": (one_by_one("list"), one_by_one("gpipe")),
     "recompute": (plan_on((0, 1), (2, 3), recompute=True), plan_on((0, 1), (2, 3))),
     "fuller devices": (one_by_one("gpipe"), one_by_one("1f1b")),
 }

@@ -1,8 +1,8 @@
 """Chooses among plans that are about as fast as the best one, as people would.
 
 The criteria, in this order: fewer devices; sets of devices that are whole hosts, or neighbours on
-one host; fewer stages; whole backwards rather than halves; less recompute; more memory left; the
-shortest time.
+one host; fewer stages; whole backwards rather than halves; a schedule by a rule rather than by a
+search; less recompute; more memory left; the shortest time.
 """
 
 from collections import Counter
@@ -71,7 +71,7 @@ def about_as_fast(simulated: Mapping[Plan, float], as_fast: float) -> dict[Plan,
 
 
 def layout(problem: PlanningProblem, plan: Plan) -> tuple[int, ...]:
-    """Devices, how scattered they are, stages, halves, layers that recompute, what stages divide.
+    """Devices, how scattered they are, stages, halves, searched orders, recomputing layers, shards.
 
     The fewer the better.
     """
@@ -79,8 +79,9 @@ def layout(problem: PlanningProblem, plan: Plan) -> tuple[int, ...]:
         len(stage.layers) for stage in plan.stages if stage.recompute or stage.by_block
     )
     divided = sum(SHARDINGS.index(stage.sharding) for stage in plan.stages)
-    scattered, halves = scatter(problem.cluster, plan), FAMILIES[plan.schedule].splits
-    return len(plan.devices), *scattered, len(plan.stages), halves, recomputed, divided
+    scattered, family = scatter(problem.cluster, plan), FAMILIES[plan.schedule]
+    kind = family.splits, family.is_searched
+    return len(plan.devices), *scattered, len(plan.stages), *kind, recomputed, divided
 
 
 def scatter(cluster: Cluster, plan: Plan) -> tuple[int, int]:
