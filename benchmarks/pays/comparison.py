@@ -102,7 +102,8 @@ def compare_case(name: str, rounds: int, iterations: int) -> dict[str, Any]:
                 model.batch(1),
                 plan=plan,
                 loss=model.loss,
-                safety=Safety(transport="process-groups", idle_ranks=True),
+                # The loss is checked in steps 1, 2, 4, 8 and so on: hardly ever in a long run.
+                safety=Safety(transport="process-groups", idle_ranks=True, check_loss=False),
                 verify="off",
             )
         contenders[which] = (lambda: None, lambda pipe=pipe: pipe.step(batch))
