@@ -63,11 +63,10 @@ class PassSeconds:
 
 @dataclass(frozen=True, slots=True)
 class WholeModel:
-    """A model in one stage: its seconds at a number of samples, and those of a further stage."""
+    """A model in one stage, and the seconds that a further stage adds at a number of samples."""
 
     programs: Sequence[StageProgram]
     samples: int
-    times: PassSeconds
     further: PassSeconds
 
 
@@ -135,7 +134,7 @@ STAGES = 8
 STEADY = 0.02
 """Standard error of the whole model's time, relative to it, below which it is not timed again."""
 
-MOST_REPEATS = 3
+MOST_REPEATS = 2
 """Limit of the repeats of a model that is not steady, as a multiple of those wanted."""
 
 
@@ -157,10 +156,10 @@ def measure_profile(
 
     A layer alone costs more than within a stage, because of a call and the start of a backward. So
     the times are scaled to add up to the mean of the whole model, run as one stage, less what each
-    stage takes beyond its layers. That is found by running it in several stages, in turns with one
-    stage, and more often where it is not steady (`until_steady`). A model that the device's memory
-    does not hold so is not run as a whole, nor one on the meta device: its layers are on the device
-    one at a time, those on meta with made-up values.
+    stage takes beyond its layers. That is found by running it in several stages. All run in turns
+    with one stage, more often where it is not steady (`until_steady`). A model that the device's
+    memory does not hold so is not run as a whole, nor one on the meta device: its layers are on the
+    device one at a time, those on meta with made-up values.
 
     Parameters, buffers, gradients and random state are restored. Times are those of an idle
     machine: those in which this thread waits for a core do not count.
@@ -209,8 +208,8 @@ def measure(
             graph.own_module().to(device)
             middle = sorted(sizes)[len(sizes) // 2]
             stages = whole_model(graph, 1), whole_model(graph, min(STAGES, len(programs)))
-            times = time_further_stage(*stages, resized(leaves, middle), repeats, settings)
-            whole = WholeModel(stages[0], middle, *times)
+            further = time_further_stage(*stages, resized(leaves, middle), repeats, settings)
+            whole = WholeModel(stages[0], middle, further)
         found = [layer_times(programs, whole, leaves, n, repeats, settings, spread) for n in sizes]
         notes += spread.warnings()
         sizes_of = partial(layer_sizes, graph, programs, settings=settings, lends=lends)
@@ -303,37 +302,61 @@ def layer_times(
 ) -> list[PassSeconds]:
     """The seconds of the layers at one batch size, adding up to those of the model in one stage.
 
-    Layers that do the same work share their measurements: each gets the median over all of them, so
-    that no outlier decides a plan. Without ``whole``, as for a model that does not fit in memory,
-    the seconds of layers are not scaled.
+    Layers and the model run in turns, so that a slow while falls on both. Layers that do the same
+    work share their measurements: each gets the median over all of them, so that no outlier decides
+    a plan. Without ``whole``, as for a model that does not fit in memory, the seconds of layers are
+    not scaled.
     """
     rows = resized(leaves, samples)
-    measured: dict[Hashable, list[PassSeconds]] = {}
     works: list[Hashable] = []
+    runs: list[LayerRun] = []
+    turns: list[list[PassSeconds]] = []
+    lent: list[list[PassSeconds]] = []
 
     def visit(index: int, run: LayerRun) -> tuple[torch.Tensor, ...]:
         works.append(work_of(run))
-        # Gradients accumulate into parameters that already have one after the first run, a warm-up,
-        # as in every micro-batch of a step except the first.
-        with without_collecting():
-            times = [time_once(run) for _ in range(repeats + 1)][1:]
-        spread.add([t.forward_s + t.backward_s for t in times])
-        measured.setdefault(works[-1], []).extend(times)
+        if whole is not None:
+            runs.append(run)
+        else:
+            with without_collecting():
+                lent.append([time_once(run) for _ in range(repeats + 1)][1:])
         return run.forward()
 
+    def turn() -> PassSeconds:
+        assert whole is not None
+        turns.append([time_once(run) for run in runs])
+        return time_stages(whole.programs, rows, settings)
+
     walk(programs, rows, settings, visit, lends=whole is None)
+    model: list[PassSeconds] = []
+    if whole is not None:
+        # Gradients accumulate into parameters that already have one after the first turn, a
+        # warm-up, as in every micro-batch of a step except the first.
+        with without_collecting(), settings.casting_once():
+            model = until_steady(turn, repeats)
+        del turns[0]
+    measured: dict[Hashable, list[PassSeconds]] = {}
+    for work, times in zip(works, lent or zip(*turns, strict=True), strict=True):
+        spread.add([t.forward_s + t.backward_s for t in times])
+        measured.setdefault(work, []).extend(times)
     alone = [median_times(measured[work]) for work in works]
     if whole is None:
         return alone
-    all_s, more = whole.times, whole.further
-    if samples != whole.samples:
-        with without_collecting(), settings.casting_once():
-            runs = until_steady(lambda: time_stages(whole.programs, rows, settings), repeats)
-        all_s = mean_times(runs)
-    forward_s = max(all_s.forward_s - more.forward_s, all_s.forward_s / 2)
-    backward_s = max(all_s.backward_s - more.backward_s, all_s.backward_s / 2)
-    forward = adding_up([t.forward_s for t in alone], forward_s)
-    backward = adding_up([t.backward_s for t in alone], backward_s)
+    further = whole.further
+
+    def within_model(seconds_of: Callable[[PassSeconds], float]) -> list[float]:
+        model_s = mean(map(seconds_of, model))
+        added_s = median(
+            sum(map(seconds_of, layers)) - seconds_of(all_s)
+            for layers, all_s in zip(turns, model, strict=True)
+        )
+        return adding_up(
+            list(map(seconds_of, alone)),
+            max(model_s - seconds_of(further), model_s / 2),
+            max(0.0, added_s / len(alone)),
+        )
+
+    forward, backward = within_model(lambda t: t.forward_s), within_model(lambda t: t.backward_s)
     return [
         PassSeconds(forward_s, backward_s, t.backward_input_s, t.backward_weight_s)
         for t, forward_s, backward_s in zip(alone, forward, backward, strict=True)
@@ -346,8 +369,8 @@ def time_further_stage(
     leaves: Sequence[torch.Tensor],
     repeats: int,
     settings: RunSettings,
-) -> tuple[PassSeconds, PassSeconds]:
-    """Mean seconds of a model in one stage, and those more for each stage that it is cut into.
+) -> PassSeconds:
+    """Median seconds that each stage adds into which a model is cut.
 
     It runs as one stage and as several in turns, and the difference of each turn is divided among
     the stages that the second has more.
@@ -370,8 +393,7 @@ def time_further_stage(
         added_s = median(seconds_of(parts) - seconds_of(own) for own, parts in turns)
         return max(0.0, added_s / further)
 
-    further_s = PassSeconds(more(lambda t: t.forward_s), more(lambda t: t.backward_s))
-    return mean_times(whole), further_s
+    return PassSeconds(more(lambda t: t.forward_s), more(lambda t: t.backward_s))
 
 
 def until_steady(once: Callable[[], PassSeconds], repeats: int) -> list[PassSeconds]:
@@ -384,7 +406,7 @@ def until_steady(once: Callable[[], PassSeconds], repeats: int) -> list[PassSeco
     5
     >>> seconds = iter([1.0, 2.0] * 20)
     >>> len(until_steady(lambda: PassSeconds(next(seconds), 2.0), 5))
-    15
+    10
     """
     once()
     runs = [once() for _ in range(repeats)]
@@ -468,11 +490,6 @@ def median_times(runs: Sequence[PassSeconds]) -> PassSeconds:
     )
 
 
-def mean_times(runs: Sequence[PassSeconds]) -> PassSeconds:
-    """The mean of the passes, of which the sum of many of them is a multiple; not of the halves."""
-    return PassSeconds(mean(t.forward_s for t in runs), mean(t.backward_s for t in runs))
-
-
 def time_passes(run: LayerRun) -> PassSeconds:
     """A forward of a layer, from its own first call on, and the whole backward."""
     seconds_of = run.stopwatch
@@ -503,17 +520,16 @@ def time_once(run: LayerRun) -> PassSeconds:
     return replace(whole, backward_input_s=input_s, backward_weight_s=weight_s)
 
 
-def adding_up(parts: Sequence[float], whole: float) -> list[float]:
-    """``parts`` minus an equal overhead each, scaled to add up to ``whole``.
+def adding_up(parts: Sequence[float], whole: float, overhead: float) -> list[float]:
+    """``parts`` minus an ``overhead`` each, scaled to add up to ``whole``.
 
-    Each part keeps at least a tenth. What remains to be corrected is corrected in proportion.
+    Each part keeps at least a tenth.
 
-    >>> adding_up([3.0, 5.0], 6.0)
+    >>> adding_up([3.0, 5.0], 6.0, 1.0)
     [2.0, 4.0]
-    >>> adding_up([1.0, 2.0], 6.0)
+    >>> adding_up([1.0, 2.0], 6.0, 0.0)
     [2.0, 4.0]
     """
-    overhead = max(0.0, sum(parts) - whole) / len(parts)
     kept = [max(part - overhead, part / 10) for part in parts]
     total = sum(kept)
     return [part * whole / total if total else 0.0 for part in kept]
