@@ -149,7 +149,7 @@ def test_the_whole_model_is_timed_in_turns_with_layers_and_with_several_stages(
     graph = graph_of(chain(slow=SlowLayer(), out=nn.Linear(16, 4)))
     profile = measure_profile(graph, example(), batch_sizes=(2, 4, 8), repeats=3)
     layers = len(profile.layers)
-    assert Counter(runs) == {(1, 2): 4, (1, 4): 8, (1, 8): 4, (layers, 4): 4}
+    assert Counter(runs) == {(1, 2): 4, (1, 4): 4, (1, 8): 4, (layers, 4): 4}
     assert [profile.forward_s(range(layers), n) for n in (2, 4, 8)] == pytest.approx([2, 4, 8])
 
 

@@ -62,12 +62,11 @@ class PassSeconds:
 
 
 @dataclass(frozen=True, slots=True)
-class WholeModel:
-    """A model in one stage, and the seconds that a further stage adds at a number of samples."""
+class Turn:
+    """Seconds of each layer alone, and of the model in one and in several stages, one by one."""
 
-    programs: Sequence[StageProgram]
-    samples: int
-    further: PassSeconds
+    layers: Sequence[PassSeconds]
+    models: Sequence[PassSeconds]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +155,11 @@ def measure_profile(
 
     A layer alone costs more than within a stage, because of a call and the start of a backward. So
     the times are scaled to add up to the mean of the whole model, run as one stage, less what each
-    stage takes beyond its layers. That is found by running it in several stages. All run in turns
-    with one stage, more often where it is not steady (`until_steady`). A model that the device's
-    memory does not hold so is not run as a whole, nor one on the meta device: its layers are on the
-    device one at a time, those on meta with made-up values.
+    stage takes beyond its layers. That is found by running it in several stages, too, at the middle
+    batch size. Layers and models run in turns, so that a slow while falls on all, and more often
+    where the model in one stage is not steady (`until_steady`). A model that the device's memory
+    does not hold is not run as a whole, nor one on the meta device: its layers are on the device
+    one at a time, those on meta with made-up values.
 
     Parameters, buffers, gradients and random state are restored. Times are those of an idle
     machine: those in which this thread waits for a core do not count.
@@ -200,17 +200,26 @@ def measure(
                 f">= 1"
             )
         programs = programs_of(graph)
-        whole = None
-        spread = Spread()
+        models: list[Sequence[StageProgram]] = []
+        middle, further, spread = sorted(sizes)[len(sizes) // 2], PassSeconds(0.0, 0.0), Spread()
         notes = [LAYERS_ALONE] if lends and not is_on_meta(graph.own_module()) else []
         warm_up(device)
         if not lends:
             graph.own_module().to(device)
-            middle = sorted(sizes)[len(sizes) // 2]
-            stages = whole_model(graph, 1), whole_model(graph, min(STAGES, len(programs)))
-            further = time_further_stage(*stages, resized(leaves, middle), repeats, settings)
-            whole = WholeModel(stages[0], middle, further)
-        found = [layer_times(programs, whole, leaves, n, repeats, settings, spread) for n in sizes]
+            models = [whole_model(graph, 1), whole_model(graph, min(STAGES, len(programs)))]
+        measured = {
+            n: take_turns(
+                programs,
+                models if n == middle else models[:1],
+                resized(leaves, n),
+                repeats,
+                settings,
+            )
+            for n in sizes
+        }
+        if models:
+            further = seconds_of_stage(measured[middle][1], len(models[1]))
+        found = [layer_times(*measured[n], further, spread) for n in sizes]
         notes += spread.warnings()
         sizes_of = partial(layer_sizes, graph, programs, settings=settings, lends=lends)
         costs = [
@@ -218,15 +227,15 @@ def measure(
             for n, at in zip(sizes, found, strict=True)
         ]
         profile = profile_from(graph, leaves, sizes, costs)
-        if whole and profile.has_norms:
-            norms = sum(layer.norms for layer in profile.layers)
-            statistics_s = time_statistics(whole, leaves, norms, repeats, settings)
+        if models and profile.has_norms:
+            norms, rows = sum(layer.norms for layer in profile.layers), resized(leaves, middle)
+            statistics_s = time_statistics(models[0], rows, norms, repeats, settings)
             profile = replace(profile, statistics_s=statistics_s)
     return replace(
         profile,
         step_s_per_byte=step_s_per_byte,
-        stage_forward_s=whole.further.forward_s if whole else 0.0,
-        stage_backward_s=whole.further.backward_s if whole else 0.0,
+        stage_forward_s=further.forward_s,
+        stage_backward_s=further.backward_s,
         source=f"measured on {device.type}, {counted(torch.get_num_threads(), 'thread')}",
         device=device_kind(device),
         notes=tuple(notes),
@@ -291,64 +300,65 @@ def whole_model(graph: LayerGraph, stages: int) -> list[StageProgram]:
     ]
 
 
-def layer_times(
+def take_turns(
     programs: Sequence[StageProgram],
-    whole: WholeModel | None,
+    models: Sequence[Sequence[StageProgram]],
     leaves: Sequence[torch.Tensor],
-    samples: int,
     repeats: int,
     settings: RunSettings,
-    spread: Spread,
-) -> list[PassSeconds]:
-    """The seconds of the layers at one batch size, adding up to those of the model in one stage.
+) -> tuple[list[Hashable], list[Turn]]:
+    """The work of each layer, and turns of all layers and of all ``models``.
 
-    Layers and the model run in turns, so that a slow while falls on both. Layers that do the same
-    work share their measurements: each gets the median over all of them, so that no outlier decides
-    a plan. Without ``whole``, as for a model that does not fit in memory, the seconds of layers are
-    not scaled.
+    Without models, as for one that does not fit in memory, a layer has all its turns at once, while
+    it is on the device.
     """
-    rows = resized(leaves, samples)
     works: list[Hashable] = []
     runs: list[LayerRun] = []
-    turns: list[list[PassSeconds]] = []
-    lent: list[list[PassSeconds]] = []
+    alone: list[list[PassSeconds]] = []
 
     def visit(index: int, run: LayerRun) -> tuple[torch.Tensor, ...]:
         works.append(work_of(run))
-        if whole is not None:
+        if models:
             runs.append(run)
         else:
             with without_collecting():
-                lent.append([time_once(run) for _ in range(repeats + 1)][1:])
+                alone.append([time_once(run) for _ in range(repeats + 1)][1:])
         return run.forward()
 
-    def turn() -> PassSeconds:
-        assert whole is not None
-        turns.append([time_once(run) for run in runs])
-        return time_stages(whole.programs, rows, settings)
+    def turn() -> Turn:
+        layers = [time_once(run) for run in runs]
+        return Turn(layers, [time_stages(stages, leaves, settings) for stages in models])
 
-    walk(programs, rows, settings, visit, lends=whole is None)
-    model: list[PassSeconds] = []
-    if whole is not None:
-        # Gradients accumulate into parameters that already have one after the first turn, a
-        # warm-up, as in every micro-batch of a step except the first.
-        with without_collecting(), settings.casting_once():
-            model = until_steady(turn, repeats)
-        del turns[0]
+    walk(programs, leaves, settings, visit, lends=not models)
+    if not models:
+        return works, [Turn(layers, ()) for layers in zip(*alone, strict=True)]
+    # Gradients accumulate into parameters that already have one after the first turn, a warm-up, as
+    # in every micro-batch of a step except the first.
+    with without_collecting(), settings.casting_once():
+        return works, until_steady(turn, repeats)
+
+
+def layer_times(
+    works: Sequence[Hashable], turns: Sequence[Turn], further: PassSeconds, spread: Spread
+) -> list[PassSeconds]:
+    """The seconds of each layer, adding up to those of the model in one stage, less ``further``.
+
+    Layers that do the same work share their measurements: each gets the median over all of them, so
+    that no outlier decides a plan. Where the model was not timed, they are not scaled.
+    """
     measured: dict[Hashable, list[PassSeconds]] = {}
-    for work, times in zip(works, lent or zip(*turns, strict=True), strict=True):
+    for index, work in enumerate(works):
+        times = [turn.layers[index] for turn in turns]
         spread.add([t.forward_s + t.backward_s for t in times])
         measured.setdefault(work, []).extend(times)
     alone = [median_times(measured[work]) for work in works]
-    if whole is None:
+    if not turns[0].models:
         return alone
-    further = whole.further
 
     def within_model(seconds_of: Callable[[PassSeconds], float]) -> list[float]:
-        model_s = mean(map(seconds_of, model))
+        model_s = mean(seconds_of(turn.models[0]) for turn in turns)
         added_s = median(
-            sum(map(seconds_of, layers)) - seconds_of(all_s)
-            for layers, all_s in zip(turns, model, strict=True)
+            sum(map(seconds_of, turn.layers)) - seconds_of(turn.models[0]) for turn in turns
         )
         return adding_up(
             list(map(seconds_of, alone)),
@@ -363,59 +373,41 @@ def layer_times(
     ]
 
 
-def time_further_stage(
-    one: Sequence[StageProgram],
-    several: Sequence[StageProgram],
-    leaves: Sequence[torch.Tensor],
-    repeats: int,
-    settings: RunSettings,
-) -> PassSeconds:
-    """Median seconds that each stage adds into which a model is cut.
+def seconds_of_stage(turns: Sequence[Turn], stages: int) -> PassSeconds:
+    """Median seconds that each stage adds to its layers, by turns in one and in ``stages`` stages.
 
-    It runs as one stage and as several in turns, and the difference of each turn is divided among
-    the stages that the second has more.
+    The difference of each turn is divided among the stages that the second has more.
     """
-    cut: list[PassSeconds] = []
-
-    def turn() -> PassSeconds:
-        whole_s = time_stages(one, leaves, settings)
-        cut.append(time_stages(several, leaves, settings))
-        return whole_s
-
-    with without_collecting(), settings.casting_once():
-        whole = until_steady(turn, repeats)
-    turns = list(zip(whole, cut[1:], strict=True))
-    further = len(several) - 1
 
     def more(seconds_of: Callable[[PassSeconds], float]) -> float:
-        if not further:  # a model of one layer
+        if stages == 1:  # a model of one layer
             return 0.0
-        added_s = median(seconds_of(parts) - seconds_of(own) for own, parts in turns)
-        return max(0.0, added_s / further)
+        added_s = median(seconds_of(t.models[1]) - seconds_of(t.models[0]) for t in turns)
+        return max(0.0, added_s / (stages - 1))
 
     return PassSeconds(more(lambda t: t.forward_s), more(lambda t: t.backward_s))
 
 
-def until_steady(once: Callable[[], PassSeconds], repeats: int) -> list[PassSeconds]:
-    """Time the same work ``repeats`` times after a warm-up run; more often if it is not steady.
+def until_steady(once: Callable[[], Turn], repeats: int) -> list[Turn]:
+    """Take ``repeats`` turns after a warm-up; more where the first of its models is not steady.
 
-    On a machine whose speed varies, it is timed until its mean is known to within `STEADY`, at most
-    `MOST_REPEATS` times as often.
+    On a machine whose speed varies, that is timed until its mean is known to within `STEADY`, at
+    most `MOST_REPEATS` times as often.
 
-    >>> len(until_steady(lambda: PassSeconds(1.0, 2.0), 5))
+    >>> len(until_steady(lambda: Turn([], [PassSeconds(1.0, 2.0)]), 5))
     5
     >>> seconds = iter([1.0, 2.0] * 20)
-    >>> len(until_steady(lambda: PassSeconds(next(seconds), 2.0), 5))
+    >>> len(until_steady(lambda: Turn([], [PassSeconds(next(seconds), 2.0)]), 5))
     10
     """
     once()
-    runs = [once() for _ in range(repeats)]
-    while 1 < len(runs) < MOST_REPEATS * repeats:
-        seconds = [run.forward_s + run.backward_s for run in runs]
-        if stdev(seconds) <= STEADY * mean(seconds) * len(runs) ** 0.5:
+    turns = [once() for _ in range(repeats)]
+    while 1 < len(turns) < MOST_REPEATS * repeats:
+        seconds = [turn.models[0].forward_s + turn.models[0].backward_s for turn in turns]
+        if stdev(seconds) <= STEADY * mean(seconds) * len(turns) ** 0.5:
             break
-        runs.append(once())
-    return runs
+        turns.append(once())
+    return turns
 
 
 class NormWithoutMessages(SynchronisedBatchNorm):
@@ -429,7 +421,7 @@ class NormWithoutMessages(SynchronisedBatchNorm):
 
 
 def time_statistics(
-    whole: WholeModel,
+    model: Sequence[StageProgram],
     leaves: Sequence[torch.Tensor],
     norms: int,
     repeats: int,
@@ -440,12 +432,12 @@ def time_statistics(
     The model runs with its own ``norms`` and with those of a replica in turns. Each has a sum in
     the forward and one in the backward.
     """
-    rows, more_s = resized(leaves, whole.samples), list[float]()
+    more_s: list[float] = []
     with without_collecting(), settings.casting_once():
         for _ in range(repeats + 1):
-            own = time_stages(whole.programs, rows, settings)
+            own = time_stages(model, leaves, settings)
             with NormWithoutMessages():
-                shared = time_stages(whole.programs, rows, settings)
+                shared = time_stages(model, leaves, settings)
             more_s.append(shared.forward_s + shared.backward_s - own.forward_s - own.backward_s)
     return max(0.0, median(more_s[1:])) / (2 * norms)
 
