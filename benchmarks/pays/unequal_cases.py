@@ -128,7 +128,9 @@ class Seeing(nn.Module):
         super().__init__()
         kind = {"dim_feedforward": 1536, "dropout": 0.0, "batch_first": True, "norm_first": True}
         self.block = nn.TransformerEncoderLayer(384, 6, activation="gelu", **kind)
-        self.out = nn.Linear(384, WIDTH) if last else nn.Identity()
+        self.out: nn.Module = nn.Identity()
+        if last:  # torch's split backward takes no result that is a view, as a layer's alone is
+            self.out = nn.Sequential(nn.Linear(384, WIDTH), nn.LayerNorm(WIDTH))
 
     def forward(self, seen: Tensor, written: Tensor) -> tuple[Tensor, Tensor]:
         """``(rows, length, width)``, twice."""
