@@ -27,8 +27,10 @@ from unequal_cases import CASES
 from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
 from penstock.cluster.cluster import Cluster, Host
+from penstock.machine import core_seconds, usable_cores
 from penstock.measure.layer_times import measure_profile
 from penstock.measure.links import cluster_of, measure_pairs
+from penstock.measure.machine_load import other_load
 from penstock.measure.workers import profile_and_speeds
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PREDICTION_ERROR, SHARED_CORES_ERROR
@@ -206,7 +208,9 @@ def costs_of_ranks(graph: LayerGraph, model: Model) -> tuple[ModelProfile, Clust
     """What layers and links take, measured by all ranks at the same time, as a job does it."""
     cluster = cluster_of(*measure_pairs("cpu"))
     dist.barrier()
+    start, here = core_seconds(), int(os.environ["LOCAL_WORLD_SIZE"])
     own = measure_profile(graph, model.batch(1), repeats=7)
+    own = replace(own, other_load=other_load(start, core_seconds(), here, usable_cores()))
     profiles: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(profiles, own)
     return profile_and_speeds(profiles, cluster)
