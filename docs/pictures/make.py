@@ -3,7 +3,6 @@
     python docs/pictures/make.py                        # all that need no run
     python docs/pictures/make.py gallery                # only these: gallery, compare, results
     python docs/pictures/make.py --run runs/gpt-text-…  # report.png, from a run of the default job
-    python docs/pictures/make.py --hosts hosts.html     # two-hosts.png, from benchmarks/rehearsal
 
 ``results`` are the pictures of what benchmarks have recorded.
 """
@@ -184,13 +183,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--run", type=Path, help="directory of a run of the default job")
-    parser.add_argument("--hosts", type=Path, help="page of benchmarks/rehearsal/two_hosts.py")
     given = parser.parse_args(arguments)
     if given.run:
         photograph(given.run / "report.html", "report", "section")
-    if given.hosts:
-        photograph(given.hosts, "two-hosts", "#view")
-    for part in given.parts or ([] if given.run or given.hosts else PARTS):
+    for part in given.parts or ([] if given.run else PARTS):
         PARTS[part]()
 
 
