@@ -27,18 +27,17 @@ from unequal_cases import CASES
 from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
 from penstock.cluster.cluster import Cluster, Host
-from penstock.machine import core_seconds, usable_cores
 from penstock.measure.layer_times import measure_profile
-from penstock.measure.links import cluster_of, measure_pairs
-from penstock.measure.machine_load import other_load
-from penstock.measure.workers import profile_and_speeds
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PREDICTION_ERROR, SHARED_CORES_ERROR
+from penstock.plan_here import costs_of_ranks
 from penstock.planners.find_plan import find_plan
 from penstock.planners.problem import planning_problem
 from penstock.profile.model_profile import ModelProfile
 from penstock.runtime.options import Safety
 from penstock.runtime.pipeline import Pipeline
+from penstock.runtime.processes.heartbeat import LIMIT_S
+from penstock.runtime.processes.world import join_world
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import Prediction, simulate_plan
 from penstock.timeline.drift import part_seconds
@@ -74,7 +73,7 @@ def compare_case(name: str, rounds: int, iterations: int) -> dict[str, Any]:
         Chain(*model.halves()), model.batch(1), loss=model.loss, granularity="module"
     )
     start_s = perf_counter()
-    profile, cluster = costs_of_ranks(graph, model)
+    profile, cluster = measured_costs(graph, model)
     profile_s = perf_counter() - start_s
     cuts = {
         name: best_cut(SCHEDULES[name], graph.layer_names, profile, cluster, count, model.rows)
@@ -204,16 +203,13 @@ def simulated(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Prediction
     return simulate_plan(plan, profile, cluster, optimizer_bytes_per_parameter_byte=0.0)
 
 
-def costs_of_ranks(graph: LayerGraph, model: Model) -> tuple[ModelProfile, Cluster]:
-    """What layers and links take, measured by all ranks at the same time, as a job does it."""
-    cluster = cluster_of(*measure_pairs("cpu"))
-    dist.barrier()
-    start, here = core_seconds(), int(os.environ["LOCAL_WORLD_SIZE"])
-    own = measure_profile(graph, model.batch(1), repeats=7)
-    own = replace(own, other_load=other_load(start, core_seconds(), here, usable_cores()))
-    profiles: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(profiles, own)
-    return profile_and_speeds(profiles, cluster)
+def measured_costs(graph: LayerGraph, model: Model) -> tuple[ModelProfile, Cluster]:
+    """What layers and links take, measured by all ranks as a job does it, on all ranks."""
+    world = join_world("cpu", LIMIT_S)
+    batch = model.batch(1)
+    costs = costs_of_ranks(world, lambda cluster: measure_profile(graph, batch, repeats=7))
+    world.leave()
+    return of_first_rank(lambda: costs)
 
 
 def planned(
