@@ -157,8 +157,8 @@ def draw_errors(ax: Axes, case: dict[str, Any]) -> None:
     ax.set_ylabel("root mean square error", fontsize=8)
 
 
-def photograph(page: Path, name: str, until: str) -> None:
-    """Write what a browser shows of ``page``, down to the end of the first element ``until``."""
+def photograph(page: Path) -> None:
+    """Write report.png: what a browser shows of ``page``, to the end of its first section."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -168,10 +168,10 @@ def photograph(page: Path, name: str, until: str) -> None:
         shown = browser.new_page(viewport={"width": 1280, "height": 900}, device_scale_factor=1.5)
         shown.goto(page.resolve().as_uri())
         shown.wait_for_selector("#chart")
-        box = shown.locator(until).first.bounding_box()
+        box = shown.locator("section").first.bounding_box()
         assert box is not None
         part = {"x": 0, "y": 0, "width": 1280, "height": box["y"] + box["height"] + 16}
-        shown.screenshot(path=HERE / f"{name}.png", full_page=True, clip=part)
+        shown.screenshot(path=HERE / "report.png", full_page=True, clip=part)
         browser.close()
 
 
@@ -185,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--run", type=Path, help="directory of a run of the default job")
     given = parser.parse_args(arguments)
     if given.run:
-        photograph(given.run / "report.html", "report", "section")
+        photograph(given.run / "report.html")
     for part in given.parts or ([] if given.run else PARTS):
         PARTS[part]()
 
