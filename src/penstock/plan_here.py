@@ -44,7 +44,7 @@ from penstock.measure.links import (
     cluster_of,
     measure_pairs,
 )
-from penstock.measure.machine_load import other_load
+from penstock.measure.machine_load import other_load, slowed
 from penstock.measure.same_work import parameter_bytes_of
 from penstock.measure.workers import profile_and_speeds
 from penstock.plan.json_file import plan_from_json, plan_to_json
@@ -187,7 +187,10 @@ def problem_under(constraints: Constraints, own: PlanningProblem) -> PlanningPro
 
 
 def found_plan(problem: PlanningProblem, planner: str) -> tuple[Plan, str]:
-    """The plan of a problem, and a line: what it takes, and the best plan of the other kind."""
+    """The plan of a problem, and a line: what it takes, and the best plan of the other kind.
+
+    Both take what they would on devices that are `slowed` as while they were measured.
+    """
     score, seen = make_score(problem), dict[bool, tuple[float, Plan]]()
 
     def noted(plan: Plan) -> float:
@@ -197,12 +200,17 @@ def found_plan(problem: PlanningProblem, planner: str) -> tuple[Plan, str]:
             seen[is_pipeline] = seconds, plan
         return seconds
 
+    def seconds_words(plan: Plan) -> str:
+        cluster = slowed(problem.cluster, problem.profile, len(plan.ranks))
+        at = replace(problem, cluster=cluster, memory_reserve=0.0)
+        return seconds_text(make_score(at)(plan))
+
     plan = find_plan(problem, planner, noted)
-    words = [f"plan: {plan_words(plan, 'rank')}", f"predicted {seconds_text(score(plan))} a step"]
+    words = [f"plan: {plan_words(plan, 'rank')}", f"predicted {seconds_words(plan)} a step"]
     other_s, other = seen.get(len(plan.device_groups) == 1, (inf, plan))
     if other_s < inf:
         received = ", ".join(parallel_words(other, "rank"))
-        words.append(f"{received} would take {seconds_text(other_s)}")
+        words.append(f"{received} would take {seconds_words(other)}")
     idle = len(problem.cluster.devices) - len(plan.devices)
     if idle:
         words.append(f"{counted(idle, 'rank')} would not make it faster and will wait")

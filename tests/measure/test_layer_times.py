@@ -4,6 +4,7 @@ import gc
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from types import SimpleNamespace
 from typing import Any
 
@@ -151,6 +152,22 @@ def test_the_whole_model_is_timed_in_turns_with_layers_and_with_several_stages(
     layers = len(profile.layers)
     assert Counter(runs) == {(1, 2): 4, (1, 4): 4, (1, 8): 4, (layers, 4): 4}
     assert [profile.forward_s(range(layers), n) for n in (2, 4, 8)] == pytest.approx([2, 4, 8])
+
+
+def test_the_variation_is_that_of_the_whole_model_in_one_stage(
+    clock: type[Clock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six turns of 9, 10, 11, 9, 10 and 11, after a warm-up; in several stages any time."""
+    seconds = {2: cycle([99.0, *[9.0, 10.0, 11.0] * 2]), 8: cycle([5.0, *[90.0, 100.0, 110.0] * 2])}
+
+    def timed(stages: Sequence[StageProgram], leaves: Sequence[torch.Tensor], *_: object) -> Any:
+        last = next(seconds[len(leaves[0])]) if len(stages) == 1 else clock.now_s
+        return layer_times.PassSeconds(last / 4, 3 * last / 4)
+
+    monkeypatch.setattr(layer_times, "time_stages", timed)
+    graph = graph_of(chain(slow=SlowLayer(), out=nn.Linear(16, 4)))
+    profile = measure_profile(graph, example(), batch_sizes=(2, 8), repeats=3)
+    assert profile.variation == pytest.approx((4 / 5) ** 0.5 / 10)
 
 
 def test_layers_are_timed_with_the_memory_that_training_has(

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from penstock.cluster.cluster import Cluster
 from penstock.machine import core_seconds
 from penstock.measure import clock
-from penstock.measure.machine_load import Spread, other_load
+from penstock.measure.machine_load import Spread, other_load, slowed
 from penstock.measure.workers import median_profile
 from penstock.profile.model_profile import ModelProfile
 
@@ -30,6 +31,24 @@ def test_what_one_of_several_workers_saw_is_in_the_profile(small_profile: ModelP
     busy = replace(small_profile, notes=("unsteady",), other_load=0.5)
     merged = median_profile([small_profile, busy, replace(busy, other_load=0.25)])
     assert merged.notes == ("unsteady",) and merged.other_load == 0.25
+
+
+def test_the_variation_of_the_usual_rank_counts(small_profile: ModelProfile) -> None:
+    ranks = [replace(small_profile, variation=share) for share in (0.3, 0.01, 0.05)]
+    assert median_profile(ranks).variation == 0.05
+
+
+@pytest.mark.parametrize(("ranks", "above_mean"), [(1, 0.0), (2, 0.564), (3, 0.846), (4, 1.029)])
+def test_ranks_that_vary_wait_for_the_slowest_of_them(
+    small_profile: ModelProfile, small_cluster: Cluster, ranks: int, above_mean: float
+) -> None:
+    """By how much the mean of the largest of normal numbers is known: in deviations, from tables."""
+    varied = replace(small_profile, variation=0.1, other_load=0.5)
+    for before, after in zip(
+        small_cluster.devices, slowed(small_cluster, varied, ranks).devices, strict=True
+    ):
+        slower = 1.5 * (1 + 0.1 * above_mean)
+        assert after == replace(before, speed=pytest.approx(before.speed / slower, rel=0.005))
 
 
 @pytest.mark.parametrize(

@@ -31,13 +31,15 @@ class HostStopwatch:
         """Run ``work`` once; its seconds."""
         self.restart()
         work()
-        seconds = self._now() - self._start_s
-        return seconds - (self._waited_s() - self._start_waited_s)
+        # Waits are read within the seconds, at both ends; else one between two readings would be
+        # taken off that is not in the seconds, and may be longer than they are.
+        waited_s = self._waited_s() - self._start_waited_s
+        return self._now() - self._start_s - waited_s
 
     def restart(self) -> None:
         """Drop the seconds that the work which is running has taken until now."""
-        self._start_waited_s = self._waited_s()
         self._start_s = self._now()
+        self._start_waited_s = self._waited_s()
 
     def _waited_s(self) -> float:
         return core_seconds()[1] if self._leaves_out_waits else 0.0

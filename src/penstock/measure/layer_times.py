@@ -17,7 +17,14 @@ from penstock.capture.forward.stage_module import StageProgram
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.record.stand_ins import is_on_meta
 from penstock.capture.record.torch_calls import CountedNorms
-from penstock.device import allocated_bytes, begin_peak, device_kind, keep_freed_memory, peak_bytes
+from penstock.device import (
+    allocated_bytes,
+    begin_peak,
+    device_kind,
+    is_gpu,
+    keep_freed_memory,
+    peak_bytes,
+)
 from penstock.errors import BadInput
 from penstock.machine import without_collecting
 from penstock.measure.affine_fit import fit_affine, fit_layers, whole_bytes
@@ -220,6 +227,7 @@ def measure(
         if models:
             further = seconds_of_stage(measured[middle][1], len(models[1]))
         found = [layer_times(*measured[n], further, spread) for n in sizes]
+        variation = 0.0 if is_gpu(device) else variation_of([measured[n][1] for n in sizes])
         notes += spread.warnings()
         sizes_of = partial(layer_sizes, graph, programs, settings=settings, lends=lends)
         costs = [
@@ -236,6 +244,7 @@ def measure(
         step_s_per_byte=step_s_per_byte,
         stage_forward_s=further.forward_s,
         stage_backward_s=further.backward_s,
+        variation=variation,
         source=f"measured on {device.type}, {counted(torch.get_num_threads(), 'thread')}",
         device=device_kind(device),
         notes=tuple(notes),
@@ -386,6 +395,19 @@ def seconds_of_stage(turns: Sequence[Turn], stages: int) -> PassSeconds:
         return max(0.0, added_s / (stages - 1))
 
     return PassSeconds(more(lambda t: t.forward_s), more(lambda t: t.backward_s))
+
+
+def variation_of(series: Sequence[Sequence[Turn]]) -> float:
+    """The standard deviation of the seconds of the model in one stage, relative to their mean.
+
+    Each series is at one batch size. Without a model there is none.
+    """
+    found: list[float] = []
+    for turns in series:
+        if len(turns) > 1 and turns[0].models:
+            seconds = [turn.models[0].forward_s + turn.models[0].backward_s for turn in turns]
+            found.append((stdev(seconds) / mean(seconds)) ** 2)
+    return mean(found) ** 0.5 if found else 0.0
 
 
 def until_steady(once: Callable[[], Turn], repeats: int) -> list[Turn]:

@@ -1,6 +1,11 @@
 """Other programs on this machine, and how much longer its work takes because of them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from statistics import NormalDist
+
+from penstock.cluster.cluster import Cluster, with_devices
+from penstock.profile.model_profile import ModelProfile
 
 MOST_SPREAD = 1.5
 """Ratio of the slowest of a few repeats to the fastest that an idle machine stays below."""
@@ -42,3 +47,15 @@ def other_load(
     if not ran_s:
         return 0.0
     return max(0.0, (1 + waited_s / ran_s) / max(1.0, workers / cores) - 1)
+
+
+def slowed(cluster: Cluster, profile: ModelProfile, ranks: int) -> Cluster:
+    """The cluster with devices as slow as in the steps of ``ranks`` ranks.
+
+    Other programs slow all of them down as while the profile was measured. And in each step ranks
+    wait for the slowest of them, whose seconds are those expected of the largest of ``ranks``
+    normal numbers. (G. Blom, Statistical Estimates and Transformed Beta-Variables, 1958.)
+    """
+    above_mean = NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
+    slower = (1 + profile.other_load) * (1 + above_mean * profile.variation)
+    return with_devices(cluster, lambda one: replace(one, speed=one.speed / slower))

@@ -136,6 +136,7 @@ def median_profile(profiles: Sequence[ModelProfile]) -> ModelProfile:
         stage_backward_s=median(profile.stage_backward_s for profile in profiles),
         statistics_s=median(profile.statistics_s for profile in profiles),
         other_load=median_low(profile.other_load for profile in profiles),
+        variation=median(profile.variation for profile in profiles),
         notes=max((profile.notes for profile in profiles), key=len),
         source=f"{first.source}, {len(profiles)} workers at once",
         tensor_parallel=with_median_factors([profile.tensor_parallel for profile in profiles]),

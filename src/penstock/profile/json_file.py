@@ -33,6 +33,7 @@ OFTEN_EMPTY = (
     "recomputes",
     "host_step_s_per_byte",
     "other_load",
+    "variation",
     "tokens_per_sample",
     "flops_per_sample",
     "by_length",

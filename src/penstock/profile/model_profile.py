@@ -246,7 +246,9 @@ class ModelProfile(Table):
     simulations count it, planners' own estimates do not). Each sum of batch norm's statistics over
     replicas takes ``statistics_s`` beyond its message, for small operators whose start takes longer
     than their work. All times are those of an idle machine; while they were measured, work took
-    longer by the share ``other_load`` because of other programs. ``source`` says where the numbers
+    longer by the share ``other_load`` because of other programs, and the same work took now more,
+    now less time: ``variation`` is the standard deviation, relative to the mean (0 on a GPU, whose
+    clock is steady), by which ranks that train together wait. ``source`` says where the numbers
     come from. ``device`` is the name of the device model that they hold for, if known. ``notes``
     say what people should know before they trust the numbers, in a line each.
 
@@ -274,6 +276,7 @@ class ModelProfile(Table):
     stage_backward_s: float = 0.0
     statistics_s: float = 1e-4
     other_load: float = 0.0
+    variation: float = 0.0
     source: str = "unknown"
     device: str = ""
     by_length: tuple[LengthCosts, ...] = ()
@@ -396,8 +399,8 @@ def check_profile(profile: ModelProfile) -> None:
         raise BadInput(f"profile '{profile.name}': batch_size {profile.batch_size} must be >= 1")
     rates = ("tokens_per_sample", "flops_per_sample")
     steps = ("step_s_per_byte", "host_step_s_per_byte")
-    stages = ("stage_forward_s", "stage_backward_s", "statistics_s", "other_load")
-    for figure in (*steps, *stages, *rates):
+    stages = ("stage_forward_s", "stage_backward_s", "statistics_s")
+    for figure in (*steps, *stages, "other_load", "variation", *rates):
         check_number(profile, figure, getattr(profile, figure))
     for index, layer in enumerate(profile.layers):
         affine = ("forward_s", "backward_input_s", "backward_weight_s")

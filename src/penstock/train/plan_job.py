@@ -3,9 +3,10 @@
 from dataclasses import replace
 from functools import partial
 
-from penstock.cluster.cluster import Cluster, with_devices
+from penstock.cluster.cluster import Cluster
 from penstock.costs.sharding import with_sharding
 from penstock.errors import BadInput, Infeasible
+from penstock.measure.machine_load import slowed
 from penstock.plan.ordering import schedule_refusal, updates_per_batch
 from penstock.plan.pins import read_pin
 from penstock.plan.plan import Plan, parallel_words, plan_words
@@ -121,9 +122,10 @@ def predict_iteration(job: Job, plan: Plan, problem: PlanningProblem) -> Predict
     Without a flush it is the time in the steady state. Where pipelines train alone, it has its
     share of a meeting. With ``accumulate``, replicas are summed only after the last batch; here
     that is counted for each. Its devices are the workers, also where the plan has tensor groups.
-    Other programs slow them down as while the profile was measured.
+    They are `slowed` as while the profile was measured.
     """
-    problem = beside_other_programs(problem)
+    cluster = slowed(problem.cluster, problem.profile, len(plan.ranks))
+    problem = replace(problem, cluster=cluster)
     place = "host" if job.constraints.state_on == "host" else plan.state_on
     grouped, own = on_groups(plan, problem.with_state_on(place))
     whole = without_groups(grouped)
@@ -144,13 +146,6 @@ def predict_iteration(job: Job, plan: Plan, problem: PlanningProblem) -> Predict
     several = simulated(iterations=STEADY_ITERATIONS)
     peaks = several.peak_memory_bytes
     return replace(prediction, iteration_s=several.steady_s, peak_memory_bytes=peaks)
-
-
-def beside_other_programs(problem: PlanningProblem) -> PlanningProblem:
-    """The problem with devices as slow as other programs made them while they were measured."""
-    slower = 1 + problem.profile.other_load
-    slowed = with_devices(problem.cluster, lambda one: replace(one, speed=one.speed / slower))
-    return replace(problem, cluster=slowed)
 
 
 def predict_step(
