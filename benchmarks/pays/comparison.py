@@ -60,7 +60,7 @@ def compare_case(name: str, rounds: int, iterations: int) -> dict[str, Any]:
 
     All messages go through Gloo, and all have the same micro-batches. ``ours`` is the plan for
     devices with no more memory than the fastest of torch's schedules needs, ``free`` the plan for
-    all memory; both are what `penstock train` chooses. ``equal`` is torch's 1F1B with equal
+    all memory, which may be copies; both are what `penstock train` chooses. ``equal`` is torch's 1F1B with equal
     numbers of blocks. ``ddp`` and ``fsdp`` compute every layer on every rank, and so does ``work``,
     where ranks exchange nothing: no order of the same work can be faster. A ratio is the median of
     pairs; above 1 we are faster.
@@ -93,7 +93,8 @@ def compare_case(name: str, rounds: int, iterations: int) -> dict[str, Any]:
     predicted: dict[Plan, Prediction] = {}
     for which, limit in limits.items():
         start_s = perf_counter()
-        plan, predicted_s = planned(profile, with_memory(cluster, limit), count, model.rows)
+        own = with_memory(cluster, limit)
+        plan, predicted_s = planned(profile, own, count, model.rows, copies=which == "free")
         planning_s = perf_counter() - start_s
         pipe = pipes.get(plan)
         if pipe is None:
@@ -213,25 +214,34 @@ def measured_costs(graph: LayerGraph, model: Model) -> tuple[ModelProfile, Clust
 
 
 def planned(
-    profile: ModelProfile, cluster: Cluster, micro_batches: int, rows: int
+    profile: ModelProfile, cluster: Cluster, micro_batches: int, rows: int, *, copies: bool
 ) -> tuple[Plan, float]:
-    """The plan of rank 0, the simplest of those that are as fast, and its predicted seconds."""
+    """The plan of rank 0, the simplest of those that are as fast, and its predicted seconds.
 
-    def made() -> tuple[Plan, float]:
+    Among them are ``copies`` of the model, if wanted, each with micro-batches of ``rows``.
+    """
+    as_fast = SHARED_CORES_ERROR if cluster.slowing_hosts else PREDICTION_ERROR
+
+    def found(planner: str, size: int) -> tuple[Plan, float]:
         problem = planning_problem(
             profile,
             cluster,
             rows * micro_batches,
-            micro_batch_size=rows,
-            planner="search",
+            micro_batch_size=size,
+            planner=planner,
             recompute="off",
             optimizer_bytes_per_parameter_byte=0.0,
             memory_reserve=0.0,
-            as_fast=SHARED_CORES_ERROR if cluster.slowing_hosts else PREDICTION_ERROR,
+            as_fast=as_fast,
         )
         score = make_score(problem)
-        plan = find_plan(problem, "search", score)
+        plan = find_plan(problem, planner, score)
         return plan, score(plan)
+
+    def made() -> tuple[Plan, float]:
+        searched = found("search", rows)
+        copied = found("data-parallel", rows * len(cluster.devices)) if copies else searched
+        return copied if copied[1] <= searched[1] * (1 + as_fast) else searched
 
     return of_first_rank(made)
 

@@ -42,7 +42,7 @@ def test_the_variation_of_the_usual_rank_counts(small_profile: ModelProfile) -> 
 def test_ranks_that_vary_wait_for_the_slowest_of_them(
     small_profile: ModelProfile, small_cluster: Cluster, ranks: int, above_mean: float
 ) -> None:
-    """By how much the mean of the largest of normal numbers is known: in deviations, from tables."""
+    """The mean of the largest of normal numbers is known from tables, in deviations."""
     varied = replace(small_profile, variation=0.1, other_load=0.5)
     for before, after in zip(
         small_cluster.devices, slowed(small_cluster, varied, ranks).devices, strict=True
