@@ -60,10 +60,10 @@ def compare_case(name: str, rounds: int, iterations: int) -> dict[str, Any]:
 
     All messages go through Gloo, and all have the same micro-batches. ``ours`` is the plan for
     devices with no more memory than the fastest of torch's schedules needs, ``free`` the plan for
-    all memory, which may be copies; both are what `penstock train` chooses. ``equal`` is torch's 1F1B with equal
-    numbers of blocks. ``ddp`` and ``fsdp`` compute every layer on every rank, and so does ``work``,
-    where ranks exchange nothing: no order of the same work can be faster. A ratio is the median of
-    pairs; above 1 we are faster.
+    all memory, which may be copies; both are what `penstock train` chooses. ``equal`` is torch's
+    1F1B with equal numbers of blocks. ``ddp`` and ``fsdp`` compute every layer on every rank, and
+    so does ``work``, where ranks exchange nothing: no order of the same work can be faster. A ratio
+    is the median of pairs; above 1 we are faster.
     """
     os.sched_setaffinity(0, range(CORES))
     case, ranks = CASES[name], dist.get_world_size()

@@ -1,14 +1,19 @@
-"""The table and the words of the forty runs, as README.md has them.
+"""Write the tables of the forty runs, quiet and beside a busy loop, into README.md.
 
 python benchmarks/prediction/forty_table.py
 """
 
 import json
+import re
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-RESULTS = Path(__file__).parent / "forty_runs.json"
+HERE = Path(__file__).parent
+PAGE = HERE / "README.md"
+RESULTS = {"Quiet": "forty_runs.json", "Beside a busy loop": "loaded.json"}
+"""The file of each section."""
+
 SETTINGS = (
     "one rank",
     "2 ranks, `1f1b`",
@@ -32,6 +37,15 @@ def table(document: dict[str, Any]) -> list[str]:
     return lines
 
 
+def frame(document: dict[str, Any]) -> str:
+    """Where and when the runs were."""
+    others = max(row["others_cores"] for row in document["rows"])
+    return (
+        f"torch {document['torch']}, {document['cores']} cores of an {document['machine']}, one "
+        f"run of each, {document['date']}, other programs at most {others:g} cores."
+    )
+
+
 def words(document: dict[str, Any]) -> str:
     """How far the predictions were off, and how much the machine's noise is."""
     errors = sorted(abs(row["error"]) for row in document["rows"])
@@ -47,9 +61,15 @@ def words(document: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Print both."""
-    document = json.loads(RESULTS.read_text(encoding="utf-8"))
-    print("\n".join([*table(document), "", words(document)]))
+    """Write what was recorded."""
+    page = PAGE.read_text(encoding="utf-8")
+    for heading, name in RESULTS.items():
+        if (HERE / name).exists():
+            document = json.loads((HERE / name).read_text(encoding="utf-8"))
+            lines = [*table(document), "", frame(document), "", words(document)]
+            section = "\n".join(["", f"## {heading}", "", *lines, "", "## "])
+            page = re.sub(rf"(?s)\n## {heading}\n.*?\n## ", section, page)
+    PAGE.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":
