@@ -19,7 +19,7 @@ def test_one_f_one_b_is_the_order_of_the_paper() -> None:
 
 def test_a_deeper_warm_up_is_the_second_policy_of_the_paper() -> None:
     shape = PipelineShape(stages=3, micro_batches=5)
-    order = early_backward(shape, in_flight=lambda shape, stage: 2 * (shape.stages - stage) - 1)
+    order = early_backward(shape, lambda from_here, micro_batches: 2 * from_here - 1)
     assert order == parse_schedule("""
         stage 0   F0 F1 F2 F3 F4 B0 B1 B2 B3 B4
         stage 1   F0 F1 F2 B0 F3 B1 F4 B2 B3 B4

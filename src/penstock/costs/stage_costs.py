@@ -17,10 +17,9 @@ from penstock.plan.plan import SHARDINGS, Plan, Stage
 from penstock.plan.problem import PlanningProblem, recalled
 from penstock.plan.row_split import row_overlaps, split_rows
 from penstock.profile.model_profile import Affine
-from penstock.schedule.family import DepthFunction
+from penstock.schedule.families.early_backward import all_in_flight
 from penstock.schedule.registry import FAMILIES
-from penstock.schedule.shape import PipelineShape
-from penstock.schedule.warm_up import warm_up_depths
+from penstock.schedule.warm_up import DepthFunction, warm_up_depths
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,15 +186,9 @@ def plan_peaks_bytes(problem: PlanningProblem, plan: Plan) -> tuple[float, ...]:
 
 def depths_of(plan: Plan) -> tuple[int, ...]:
     """The most micro-batches that each stage of ``plan`` has in flight."""
-    depth = depth_function(plan.schedule)
     exactly_as_limited = plan.schedule == "early-backward" and plan.in_flight_limit
-
-    def in_flight(shape: PipelineShape, stage: int) -> int:
-        if exactly_as_limited:
-            return shape.limit(stage)
-        return depth(shape.stages - stage, shape.micro_batches)
-
-    return warm_up_depths(plan.shape(), in_flight)
+    depth = all_in_flight if exactly_as_limited else depth_function(plan.schedule)
+    return warm_up_depths(plan.shape(), depth)
 
 
 def estimate_s(problem: PlanningProblem, plan: Plan) -> float:

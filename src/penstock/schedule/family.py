@@ -1,15 +1,10 @@
 """A schedule family: a function that makes orders, and the properties that other packages need."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from penstock.schedule.schedule import ScheduleFunction
 from penstock.schedule.shape import PlacementStyle
-from penstock.schedule.warm_up import InFlight
-
-DepthFunction: TypeAlias = Callable[[int, int], int]
-"""Micro-batches in flight on a stage, from the numbers of stages left and of all micro-batches."""
+from penstock.schedule.warm_up import DepthFunction
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +19,7 @@ class Family:
     - ``forwards_first``: the last stage has all its forwards before its first backward.
     - ``depth`` is given for families that planners can choose stages for: one stage a device, whole
       backwards, this many micro-batches in flight.
-    - ``in_flight`` is given where the order is that of `early_backward` with this function.
+    - ``is_early_backward``: the order is that of `early_backward` with this ``depth``.
     - ``is_searched``: orders are searched for, given the costs and memory of the pipeline, for any
       placement.
     """
@@ -36,7 +31,7 @@ class Family:
     flushes: bool = True
     forwards_first: bool = False
     depth: DepthFunction | None = None
-    in_flight: InFlight | None = None
+    is_early_backward: bool = False
     is_searched: bool = False
 
     @property

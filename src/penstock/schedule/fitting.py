@@ -1,6 +1,6 @@
 """Checks that a schedule suits the pipeline that it is made for: placement and limits."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from penstock.errors import BadInput
 from penstock.schedule.schedule import Schedule
@@ -66,17 +66,14 @@ def check_room(
                 )
 
 
-def keeps_limits(schedule: Schedule, shape: PipelineShape) -> bool:
-    """Return whether each stage keeps its in-flight limit and each group its memory limit."""
-    return not excess(schedule, shape)
-
-
-def checked_fit(schedule: Schedule, shape: PipelineShape, name: str) -> Schedule:
-    """``schedule`` itself, if it stays within the limits of the shape."""
-    words = excess(schedule, shape)
-    if words:
-        raise BadInput(
-            f"schedule '{name}' with {shape.micro_batches} micro-batches {words}; take fewer or "
-            f"smaller micro-batches, recompute or choose a schedule that keeps fewer in flight"
-        )
-    return schedule
+def first_that_fits(name: str, shape: PipelineShape, schedules: Iterable[Schedule]) -> Schedule:
+    """The first of the ``schedules`` of a family that stays within the limits of the shape."""
+    words = ""
+    for schedule in schedules:
+        words = excess(schedule, shape)
+        if not words:
+            return schedule
+    raise BadInput(
+        f"schedule '{name}' with {shape.micro_batches} micro-batches {words}; take fewer or "
+        f"smaller micro-batches, recompute or choose a schedule that keeps fewer in flight"
+    )

@@ -6,7 +6,7 @@ import numpy.typing as npt
 from penstock.errors import BadInput
 from penstock.schedule.action import KIND_CODES
 from penstock.schedule.family import Family
-from penstock.schedule.fitting import checked_fit, stages_per_group
+from penstock.schedule.fitting import first_that_fits, stages_per_group
 from penstock.schedule.order import Order, order_from_arrays
 from penstock.schedule.recompute import with_recomputes
 from penstock.schedule.schedule import Schedule
@@ -48,7 +48,7 @@ def dualpipe(shape: PipelineShape) -> Schedule:
         directions = far ^ int(group >= half)
         stages = np.where(far, groups - 1 - rank, rank)
         orders.append(order_of_existing(shape, kinds, stages, 2 * numbers + directions))
-    return checked_fit(Schedule(tuple(orders)), shape, "dualpipe")
+    return first_that_fits("dualpipe", shape, [Schedule(tuple(orders))])
 
 
 def order_of_existing(
@@ -140,7 +140,7 @@ def dualpipe_v(shape: PipelineShape) -> Schedule:
         kinds, far, numbers = order_of_steps(rank, shape.groups, shape.micro_batches)
         stages = np.where(far, shape.stages - 1 - rank, rank)
         orders.append(order_of_existing(shape, kinds, stages, numbers))
-    return checked_fit(Schedule(tuple(orders)), shape, "dualpipe-v")
+    return first_that_fits("dualpipe-v", shape, [Schedule(tuple(orders))])
 
 
 DUALPIPE_V = Family(dualpipe_v, "folded", rounds=2, splits=True)

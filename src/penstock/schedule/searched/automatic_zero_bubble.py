@@ -5,10 +5,10 @@ from dataclasses import replace
 
 from penstock.errors import BadInput
 from penstock.schedule.family import Family
-from penstock.schedule.fitting import keeps_limits
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.searched.list_search import quickest_order
 from penstock.schedule.shape import PipelineShape
+from penstock.schedule.validate import excess
 
 HANDCRAFTED = (
     "1f1b",
@@ -80,7 +80,7 @@ def fitting_schedules(names: tuple[str, ...], shape: PipelineShape) -> Iterator[
                 schedule = FAMILIES[name].make(shape)
             except BadInput:
                 continue
-            if keeps_limits(schedule, shape):
+            if not excess(schedule, shape):
                 yield schedule
 
 
