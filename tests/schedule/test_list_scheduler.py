@@ -54,7 +54,7 @@ def test_it_keeps_all_limits_and_is_never_worse_than_the_families_that_do(
     schedule = list_schedule(shape)
     validate(schedule, shape)
     took_s = makespan_s(schedule, shape)
-    assert took_s >= makespan_bound_s(shape, split=False) * (1 - 1e-9)
+    assert took_s >= makespan_bound_s(shape) * (1 - 1e-9)
     if shape.memory_bytes or shape.in_flight_limit:
         for other in fitting_schedules(HANDCRAFTED, shape):
             assert took_s <= makespan_s(other, shape) * (1 + 1e-9)
