@@ -137,14 +137,15 @@ def recomputes_of(cells: npt.NDArray[np.int64], shape: PipelineShape) -> Iterato
 
 def check_deadlock_free(schedule: Schedule, shape: PipelineShape) -> None:
     """Raise if orders and dependencies together have a cycle, by playing the schedule."""
-    streams, _, reached = play_as_far_as_possible(schedule, shape)
-    ends = np.cumsum([len(stream) for stream in streams])
-    if any(stop < end for stop, end in zip(reached, ends.tolist(), strict=True)):
-        left = [
-            stream[stop - int(end) + len(stream) :]
-            for stream, stop, end in zip(streams, reached, ends, strict=True)
-        ]
-        raise BadInput(explain_deadlock(left, shape))
+    _, played = play_as_far_as_possible(schedule, shape)
+    left = [order[stop:] for order, stop in zip(schedule.orders, played, strict=True)]
+    if any(left):
+        cycle = cycle_of(wait_graph(left, shape))
+        words = " waits for ".join(map(str, [*cycle, cycle[0]]))
+        raise BadInput(
+            f"the schedule deadlocks: {words}; reorder these actions "
+            f"(warm-up depths must not grow from one stage to the next)"
+        )
 
 
 def excess(schedule: Schedule, shape: PipelineShape) -> str:
@@ -190,18 +191,8 @@ def in_flight_peaks(schedule: Schedule, shape: PipelineShape) -> tuple[int, ...]
     return tuple(peaks)
 
 
-def explain_deadlock(left: Sequence[Order], shape: PipelineShape) -> str:
-    """A sentence that names a cycle among ``left``, the actions that cannot be played."""
-    cycle = cycle_of(wait_graph(left, shape))
-    words = " waits for ".join(map(str, [*cycle, cycle[0]]))
-    return (
-        f"the schedule deadlocks: {words}; reorder these actions "
-        f"(warm-up depths must not grow from one stage to the next)"
-    )
-
-
 def wait_graph(left: Sequence[Order], shape: PipelineShape) -> dict[Action, list[Action]]:
-    """Actions that each action waits for: its predecessor in the order, and its dependencies."""
+    """What each action that cannot be played waits for: the one before it, and dependencies."""
     present = {action for order in left for action in order}
     graph: dict[Action, list[Action]] = {}
     for order in left:

@@ -15,7 +15,6 @@ from penstock.simulate import compiled
 from penstock.simulate.catalogue import workload_of
 from penstock.simulate.memory import held_while, memory_samples, peaks_bytes
 from penstock.simulate.trace import timeline_of
-from penstock.simulate.workload import Workload
 from penstock.text import html_table, numbered, percent_text, seconds_text, size_text
 from penstock.timeline.metrics import bubble_fraction, peak_memory_bytes
 from penstock.timeline.timeline import Timeline
@@ -99,8 +98,18 @@ def simulate_plan(
         raise BadInput(f"{iterations} iterations to simulate; give at least 1")
     check_plan_fits_inputs(plan, profile, cluster)
     check_speeds(profile, cluster)
-    state = optimizer_bytes_per_parameter_byte
-    workload = workload_of_iterations(plan, profile, cluster, state, iterations)
+    schedule, ordered, repeats = order_of(plan), plan, iterations
+    if iterations > 1 and schedule.weights.micro_batches_per_update:
+        ordered, repeats = replace(plan, micro_batches=plan.micro_batches * iterations), 1
+        schedule = order_of(ordered)
+    workload = workload_of(
+        ordered,
+        profile,
+        cluster,
+        schedule,
+        optimizer_bytes_per_parameter_byte=optimizer_bytes_per_parameter_byte,
+        iterations=repeats,
+    )
     if workload.iterations > 1:
         # In a run no rank steps before it has the norms of the summed gradients of all.
         workload = replace(workload, steps_together=True)
@@ -128,28 +137,6 @@ def simulate_plan(
         peak_memory_bytes=peaks,
         too_full=tuple(i for i, device in enumerate(devices) if peaks[i] > device.memory_bytes),
         steady_s=(ends_s[-1] - ends_s[0]) / (iterations - 1) if iterations > 1 else ends_s[0],
-    )
-
-
-def workload_of_iterations(
-    plan: Plan,
-    profile: ModelProfile,
-    cluster: Cluster,
-    optimizer_bytes_per_parameter_byte: float,
-    iterations: int,
-) -> Workload:
-    """The work of several iterations: a repeated order or, without a flush, one long order."""
-    schedule = order_of(plan)
-    if iterations > 1 and schedule.weights.micro_batches_per_update:
-        plan, iterations = replace(plan, micro_batches=plan.micro_batches * iterations), 1
-        schedule = order_of(plan)
-    return workload_of(
-        plan,
-        profile,
-        cluster,
-        schedule,
-        optimizer_bytes_per_parameter_byte=optimizer_bytes_per_parameter_byte,
-        iterations=iterations,
     )
 
 
