@@ -133,3 +133,39 @@ def test_it_refuses_a_placement_that_is_not_its_own(name: str) -> None:
     placement = (0, 0, 1, 0)
     with pytest.raises(BadInput, match=r"plac"):
         FAMILIES[name].make(PipelineShape(len(placement), 4, placement=placement))
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"), [("hanayo", "1f1b"), ("interleaved", "1f1b"), ("breadth-first", "gpipe")]
+)
+@pytest.mark.parametrize("micro_batches", [1, 3, 8])
+def test_with_one_stage_a_group_it_is_the_plain_order(
+    name: str, plain: str, micro_batches: int
+) -> None:
+    shape = PipelineShape(4, micro_batches)
+    assert FAMILIES[name].make(shape) == FAMILIES[plain].make(shape)
+
+
+ONE, TIGHT = {"in_flight_limit": (1,) * 4}, {"memory_bytes": (3.0, 9.0)}
+
+
+@pytest.mark.parametrize(
+    ("name", "groups", "limits", "words"),
+    [
+        ("gpipe", 4, {"in_flight_limit": (6, 3, 6, 6)}, "'gpipe'.*stage 1.*limit is 3.*1f1b"),
+        ("hanayo", 2, ONE, "'hanayo' with 6 micro-batches.*in-flight limit is 1"),
+        ("interleaved", 2, ONE, "'interleaved' with 6 micro-batches holds 4 on stage 0"),
+        ("interleaved", 2, TIGHT, "saves 4 bytes on device group 0.*room for 3"),
+        ("breadth-first", 2, {"in_flight_limit": (6, 6, 2, 6)}, "holds 6 on stage 2.*limit is 2"),
+        ("chimera", 4, ONE, "'chimera' with 6 micro-batches.*in-flight limit is 1"),
+        ("dualpipe", 4, ONE, "'dualpipe'.*in-flight limit is 1"),
+        ("dualpipe-v", 2, TIGHT, "'dualpipe-v'.*room for 3"),
+    ],
+)
+def test_a_limit_that_cannot_be_kept_is_refused(
+    name: str, groups: int, limits: dict[str, tuple[float, ...]], words: str
+) -> None:
+    placement = placement_of_style(style_of(name), groups, 4 // groups)
+    shape = PipelineShape(4, 6, placement, mirrored=style_of(name) == "mirrored", **limits)  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match=words):
+        FAMILIES[name].make(shape)

@@ -118,8 +118,7 @@ def test_steps_wait_for_the_slowest_sums() -> None:
 
 def test_without_a_flush_the_pipeline_stays_full() -> None:
     """PipeDream: after the fill every micro-batch takes as long as the slowest stage."""
-    stages = (Stage(range(1), (0,), (1,)), Stage(range(1, 2), (1,), (1,)))
-    plan = Plan(stages, 4, 1, "pipedream")
+    plan = Plan(TWO_STAGES, 4, 1, "pipedream")
     prediction = simulate_plan(plan, MODEL, CLUSTER, iterations=6)
     assert prediction.steady_s == 4 * 3.0
     # Two versions of 1,000 bytes on stage 0, one on stage 1; gradients, optimizer state.
@@ -132,9 +131,8 @@ def test_without_a_flush_the_pipeline_stays_full() -> None:
 )
 def test_predicting_weights_takes_a_third_of_a_step_each_time(schedule: str, steps: float) -> None:
     """Stage 0 predicts; each of its 1,000 bytes is stepped in 0.3 ms, after every micro-batch."""
-    stages = (Stage(range(1), (0,), (1,)), Stage(range(1, 2), (1,), (1,)))
     stepped = replace(MODEL, step_s_per_byte=0.0003)
-    plan = Plan(stages, 4, 1, schedule)
+    plan = Plan(TWO_STAGES, 4, 1, schedule)
     # From the end of the sixth iteration to that of the eleventh: the pipeline has filled by then.
     early_s, late_s = (
         (count - 1) * simulate_plan(plan, stepped, CLUSTER, iterations=count).steady_s
