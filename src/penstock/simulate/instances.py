@@ -101,17 +101,14 @@ def stages_of_instances(plan: Plan) -> tuple[Stage, ...]:
     True
     """
     if not plan.mirrored:
-        turns = (
-            replace(stage, devices=(device,), slices=stage.slices[:1])
-            for stage in plan.stages
-            if stage.in_turn
-            for device in stage.devices[1:]
-        )
-        first = (
-            replace(s, devices=s.devices[:1], slices=s.slices[:1]) if s.in_turn else s
+        # A stage whose devices take turns is one on each of them.
+        ways = [
+            [replace(s, devices=(device,), slices=s.slices[:1]) for device in s.devices]
+            if s.in_turn
+            else [s]
             for s in plan.stages
-        )
-        return (*first, *turns)
+        ]
+        return (*(way[0] for way in ways), *(one for way in ways for one in way[1:]))
     opposite = (
         replace(stage, devices=other.devices, slices=other.slices)
         for stage, other in zip(plan.stages, reversed(plan.stages), strict=True)
