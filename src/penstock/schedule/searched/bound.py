@@ -25,7 +25,6 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 from itertools import accumulate
 from math import inf
-from typing import NamedTuple
 
 from penstock.schedule.action import Action, ActionKind
 from penstock.schedule.clock import transfers_s
@@ -39,22 +38,6 @@ makes the bound too high."""
 
 KINDS: tuple[ActionKind, ...] = ("F", "I", "W")
 """The kinds of action of schedules with split backwards, in the order of a micro-batch."""
-
-
-class Arc(NamedTuple):
-    """``after`` starts at least ``transfer_s`` seconds after the end of ``before``."""
-
-    before: Action
-    after: Action
-    transfer_s: float
-
-
-class Wait(NamedTuple):
-    """At most ``most`` micro-batches are between F of one stage and ``end`` of ``of_stage``."""
-
-    end: ActionKind
-    of_stage: int
-    most: int
 
 
 def makespan_bound_s(shape: PipelineShape) -> float:
@@ -108,8 +91,10 @@ def heads_and_tails(shape: PipelineShape) -> tuple[dict[Action, float], dict[Act
     return head_s, tail_s
 
 
-def arcs_of(shape: PipelineShape) -> Iterator[Arc]:
+def arcs_of(shape: PipelineShape) -> Iterator[tuple[Action, Action, float]]:
     """Precedences in a schedule with micro-batches in order, in topological order.
+
+    The second action starts at least so many seconds after the end of the first.
 
     There are three sorts: the path of a micro-batch through the stages, the order of the
     micro-batches, and waits for memory. The last follow from `waits_of`: if at most ``k``
@@ -127,27 +112,29 @@ def arcs_of(shape: PipelineShape) -> Iterator[Arc]:
         for stage in range(shape.stages):
             forward = Action("F", stage, m)
             if stage > 0:
-                yield Arc(Action("F", stage - 1, m), forward, transfer_s[stage])
+                yield (Action("F", stage - 1, m), forward, transfer_s[stage])
             if m >= step:
-                yield Arc(Action("F", stage, m - step), forward, 0.0)
+                yield (Action("F", stage, m - step), forward, 0.0)
             for end, of_stage, most in waits[m % step][stage]:
                 if m >= step * most:
-                    yield Arc(Action(end, of_stage, m - step * most), forward, 0.0)
+                    yield (Action(end, of_stage, m - step * most), forward, 0.0)
         for stage in reversed(range(shape.stages)):
             backward = Action("I", stage, m)
-            yield Arc(Action("F", stage, m), backward, 0.0)
+            yield (Action("F", stage, m), backward, 0.0)
             if stage + 1 < shape.stages:
-                yield Arc(Action("I", stage + 1, m), backward, transfer_s[stage + 1])
+                yield (Action("I", stage + 1, m), backward, transfer_s[stage + 1])
             if m >= step:
-                yield Arc(Action("I", stage, m - step), backward, 0.0)
+                yield (Action("I", stage, m - step), backward, 0.0)
         for stage in range(shape.stages):
-            yield Arc(Action("I", stage, m), Action("W", stage, m), 0.0)
+            yield (Action("I", stage, m), Action("W", stage, m), 0.0)
             if m >= step:
-                yield Arc(Action("W", stage, m - step), Action("W", stage, m), 0.0)
+                yield (Action("W", stage, m - step), Action("W", stage, m), 0.0)
 
 
-def waits_of(shape: PipelineShape, stage: int, direction: int) -> list[Wait]:
+def waits_of(shape: PipelineShape, stage: int, direction: int) -> list[tuple[ActionKind, int, int]]:
     """Events for which F of ``stage`` may wait until its memory is free, in one direction.
+
+    A kind, a stage, and the most micro-batches between F and such an action there.
 
     ``direction`` is 0 for even micro-batches and 1 for the odd ones of a mirrored pipeline.
 
@@ -159,18 +146,18 @@ def waits_of(shape: PipelineShape, stage: int, direction: int) -> list[Wait]:
       ``k`` micro-batches are between F of ``i`` and I of ``j``. They are in order, so the first of
       them passes F of ``j`` while the others are still there. So ``p(j) + (k - 1) p(i)`` must fit.
     """
-    waits = [Wait("W", stage, shape.limit(stage))]
+    waits: list[tuple[ActionKind, int, int]] = [("W", stage, shape.limit(stage))]
     if shape.memory_bytes:
         group, cost = shape.group_of(stage, direction), shape.cost(stage)
         limit_bytes = shape.memory_bytes[group]
         kept_bytes = min(cost.saved_bytes, cost.bytes_until_weight_backward)
-        waits.append(Wait("W", stage, times_that_fit(kept_bytes, limit_bytes)))
+        waits.append(("W", stage, times_that_fit(kept_bytes, limit_bytes)))
         here = [s for s in range(shape.stages) if shape.group_of(s, direction) == group]
         up_to = dict(zip(here, accumulate(shape.cost(s).saved_bytes for s in here), strict=True))
         for later in here[here.index(stage) :]:
             others = times_that_fit(up_to[stage], max(0.0, limit_bytes * SLACK - up_to[later]))
-            waits.append(Wait("I", later, 1 + others))
-    return [wait for wait in waits if wait.most < shape.micro_batches]
+            waits.append(("I", later, 1 + others))
+    return [wait for wait in waits if wait[2] < shape.micro_batches]
 
 
 def times_that_fit(each_bytes: float, limit_bytes: float) -> int:
