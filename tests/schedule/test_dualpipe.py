@@ -76,7 +76,7 @@ def joint_makespan_s(schedule: Schedule, shape: PipelineShape) -> float:
                 if not needed <= ends.keys():
                     break
                 begin = max([free[group], *(ends[before] for before in needed)])
-                free[group] = begin + sum(seconds(action, shape) for action in block)
+                free[group] = begin + sum(shape.cost(a.stage).seconds(a.kind) for a in block)
                 ends.update(dict.fromkeys(block, free[group]))
                 reached[group] += 1
                 played = True
@@ -98,16 +98,6 @@ def blocks_of(actions: list[Action]) -> list[list[Action]]:
         else:
             blocks.append([action])
     return blocks
-
-
-def seconds(action: Action, shape: PipelineShape) -> float:
-    cost = shape.cost(action.stage)
-    return {
-        "F": cost.forward_s,
-        "B": cost.backward_s,
-        "I": cost.input_backward_s,
-        "W": cost.weight_backward_s,
-    }[action.kind]
 
 
 @pytest.mark.parametrize("micro_batches", [1, 3, 7])

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from schedule_shapes import placed
 
 from penstock.errors import BadInput
 from penstock.plan.ordering import has_forwards_first
@@ -95,14 +96,8 @@ def test_it_can_be_played_within_its_limits_or_is_refused(name: str, data: st.Da
 def test_it_accepts_every_pipeline_without_limits(name: str) -> None:
     for groups in range(1, 7):
         for rounds in rounds_of(name):
-            placement = placement_of_style(style_of(name), groups, rounds)
             for micro_batches in range(1, 9):
-                shape = PipelineShape(
-                    len(placement),
-                    micro_batches,
-                    placement=placement,
-                    mirrored=style_of(name) == "mirrored",
-                )
+                shape = placed(style_of(name), groups, micro_batches, rounds)
                 validate(FAMILIES[name].make(shape), shape)
 
 
@@ -165,7 +160,6 @@ ONE, TIGHT = {"in_flight_limit": (1,) * 4}, {"memory_bytes": (3.0, 9.0)}
 def test_a_limit_that_cannot_be_kept_is_refused(
     name: str, groups: int, limits: dict[str, tuple[float, ...]], words: str
 ) -> None:
-    placement = placement_of_style(style_of(name), groups, 4 // groups)
-    shape = PipelineShape(4, 6, placement, mirrored=style_of(name) == "mirrored", **limits)  # type: ignore[arg-type]
+    shape = replace(placed(style_of(name), groups, 6, 4 // groups), **limits)  # type: ignore[arg-type]
     with pytest.raises(BadInput, match=words):
         FAMILIES[name].make(shape)
