@@ -57,7 +57,7 @@ def test_two_versions_are_enough_for_updates_of_as_many_micro_batches(
                 backwards += 1
 
 
-@pytest.mark.parametrize("stages", range(2, 10))
+@pytest.mark.parametrize("stages", range(1, 10))
 def test_spectrain_predicts_as_far_as_published_for_equal_halves(stages: int) -> None:
     shape = placed("straight", stages, 3, cost=EQUAL)
     rule = spectrain(shape).weights
@@ -87,12 +87,6 @@ def test_xpipe_predicts_as_far_as_published(stages: int) -> None:
     backward = [(stages + k // 2 - 1) / stages for k in range(stages)]
     assert rule.forward_lead == tuple(int(exact + 0.5) for exact in forward)
     assert rule.backward_lead == tuple(int(exact + 0.5) for exact in backward)
-
-
-def test_a_single_stage_predicts_nothing() -> None:
-    for function in (spectrain, xpipe):
-        rule = function(placed("straight", 1, 4)).weights
-        assert (rule.forward_lead, rule.backward_lead) == ((0,), (0,))
 
 
 def test_memory_shortens_warm_ups_and_what_cannot_be_kept_is_refused() -> None:

@@ -82,11 +82,6 @@ def test_the_preemptive_rule_ends_at_the_worst_set_of_jobs(
     assert preemptive_end_s([(float(h), float(p), float(t)) for h, p, t in jobs]) == worst
 
 
-def test_an_in_flight_limit_of_nothing_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"stage 1 has an in-flight limit of 0; allow at least one"):
-        makespan_bound_s(PipelineShape(2, 2, in_flight_limit=(1, 0)))
-
-
 def test_a_way_that_no_micro_batch_takes_needs_no_room() -> None:
     large = StageCost(saved_bytes=5.0)
     shape = PipelineShape(

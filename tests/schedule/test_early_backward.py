@@ -9,14 +9,6 @@ from penstock.schedule.shape import PipelineShape
 from penstock.schedule.validate import in_flight_peaks, validate
 
 
-def test_one_f_one_b_is_the_order_of_the_paper() -> None:
-    assert one_f_one_b(PipelineShape(stages=3, micro_batches=5)) == parse_schedule("""
-        stage 0   F0 F1 F2 B0 F3 B1 F4 B2 B3 B4
-        stage 1   F0 F1 B0 F2 B1 F3 B2 F4 B3 B4
-        stage 2   F0 B0 F1 B1 F2 B2 F3 B3 F4 B4
-    """)
-
-
 def test_a_deeper_warm_up_is_the_second_policy_of_the_paper() -> None:
     shape = PipelineShape(stages=3, micro_batches=5)
     order = early_backward(shape, lambda from_here, micro_batches: 2 * from_here - 1)

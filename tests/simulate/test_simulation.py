@@ -37,12 +37,6 @@ def test_a_plan_for_another_number_of_layers_is_refused(layers: int) -> None:
         simulate_plan(plan, MODEL, CLUSTER)
 
 
-def test_an_unknown_schedule_is_refused_by_name() -> None:
-    plan = Plan((Stage(range(2), (0,), (1,)),), 1, 1, "zigzag")
-    with pytest.raises(BadInput, match="'zigzag'"):
-        simulate_plan(plan, MODEL, CLUSTER)
-
-
 def test_a_plan_that_does_not_fit_scores_infinity() -> None:
     plan = Plan((Stage(range(2), (0,), (1,)),), 4, 1, "1f1b")
     tight = Cluster("tight", (Host("h", (Device("d", 7999.0),), 1e9),))

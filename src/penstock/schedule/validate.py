@@ -192,7 +192,7 @@ def in_flight_peaks(schedule: Schedule, shape: PipelineShape) -> tuple[int, ...]
 
 
 def wait_graph(left: Sequence[Order], shape: PipelineShape) -> dict[Action, list[Action]]:
-    """What each action that cannot be played waits for: the one before it, and dependencies."""
+    """Actions that each one waits for: its predecessor in the order, and its dependencies."""
     present = {action for order in left for action in order}
     graph: dict[Action, list[Action]] = {}
     for order in left:

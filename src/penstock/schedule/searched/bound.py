@@ -94,7 +94,7 @@ def heads_and_tails(shape: PipelineShape) -> tuple[dict[Action, float], dict[Act
 def arcs_of(shape: PipelineShape) -> Iterator[tuple[Action, Action, float]]:
     """Precedences in a schedule with micro-batches in order, in topological order.
 
-    The second action starts at least so many seconds after the end of the first.
+    The second action starts at least the given seconds after the end of the first.
 
     There are three sorts: the path of a micro-batch through the stages, the order of the
     micro-batches, and waits for memory. The last follow from `waits_of`: if at most ``k``
