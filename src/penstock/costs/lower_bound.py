@@ -262,30 +262,28 @@ def messages(problem: PlanningProblem, before: Stage, stage: Stage) -> tuple[flo
     """
     rows = sum(stage.slices)
     key = (stage.layers.start, stage.layers.stop, before.devices, stage.devices, rows)
-    return recalled(problem, messages, key, lambda: messages_of_cut(problem, before, stage, rows))
 
+    def computed() -> tuple[float, ...]:
+        known = prepare(problem)
+        edges = [edge for edge in known.near[stage.layers.start] if edge.consumer in stage.layers]
+        transfer_s = problem.cluster.transfer_s
+        if before.replicas == stage.replicas == 1:
+            one, other = before.devices[0], stage.devices[0]
+            back_rows = [1 if edge.goes_whole else rows for edge in edges]
+            down_s = sum(transfer_s(one, other, edge.bytes.at(rows)) for edge in edges)
+            up_s = sum(
+                transfer_s(other, one, edge.gradient_bytes.at(n))
+                for edge, n in zip(edges, back_rows, strict=True)
+            )
+            return down_s, up_s, down_s
+        rate = sum(known.receive_rates[device] for device in stage.devices)
+        if any(host.separate_links for host in problem.cluster.hosts):
+            # A device there receives from every sender at once.
+            rate *= before.replicas
+        floors = [floor_of(edge.bytes, rows) for edge in edges]
+        return 0.0, 0.0, sum(size.at(rows) for size in floors) / rate
 
-def messages_of_cut(
-    problem: PlanningProblem, before: Stage, stage: Stage, rows: int
-) -> tuple[float, ...]:
-    known = prepare(problem)
-    edges = [edge for edge in known.near[stage.layers.start] if edge.consumer in stage.layers]
-    transfer_s = problem.cluster.transfer_s
-    if before.replicas == stage.replicas == 1:
-        one, other = before.devices[0], stage.devices[0]
-        back_rows = [1 if edge.goes_whole else rows for edge in edges]
-        down_s = sum(transfer_s(one, other, edge.bytes.at(rows)) for edge in edges)
-        up_s = sum(
-            transfer_s(other, one, edge.gradient_bytes.at(n))
-            for edge, n in zip(edges, back_rows, strict=True)
-        )
-        return down_s, up_s, down_s
-    rate = sum(known.receive_rates[device] for device in stage.devices)
-    if any(host.separate_links for host in problem.cluster.hosts):
-        # A device there receives from every sender at once.
-        rate *= before.replicas
-    floors = [floor_of(edge.bytes, rows) for edge in edges]
-    return 0.0, 0.0, sum(size.at(rows) for size in floors) / rate
+    return recalled(problem, messages, key, computed)
 
 
 def gradient_tail_s(
