@@ -2,8 +2,10 @@
 
 from types import ModuleType
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from list_shapes import least_memory_bytes, list_shapes
 
 from penstock.errors import BadInput
@@ -16,15 +18,39 @@ from penstock.schedule.searched.automatic_zero_bubble import (
     zero_bubble,
 )
 from penstock.schedule.searched.bound import makespan_bound_s
-from penstock.schedule.searched.list_arrays import arrays_of, quick_bound_s
+from penstock.schedule.searched.list_arrays import arrays_of, list_order, quick_bound_s
 from penstock.schedule.searched.list_scheduler import list_schedule
 from penstock.schedule.searched.list_search import (
     CHOICES,
     Draws,
+    decoded_schedule,
     drawn,
+    wishes_of,
 )
 from penstock.schedule.shape import PipelineShape, StageCost
 from penstock.schedule.validate import validate
+
+
+@settings(max_examples=300, deadline=None)
+@given(shape=list_shapes(), split=st.booleans(), seed=st.integers(0, 10**6))
+def test_no_policy_deadlocks_or_exceeds_a_limit(
+    shape: PipelineShape, split: bool, seed: int
+) -> None:
+    arrays = arrays_of(shape, split=split)
+    draws = Draws(seed)
+    wishes = wishes_of(drawn(draws), arrays)
+    # Nor do keys without rhyme or reason.
+    if draws.chance(0.5):
+        keys = np.random.default_rng(seed).uniform(0, 30, wishes.keys.shape)
+        wishes = wishes._replace(keys=keys)
+    order, end_s = list_order(arrays, wishes, np.inf)
+    # A play that may end in time is not given up.
+    assert list_order(arrays, wishes, end_s + 1e-6)[1] == end_s
+    schedule = decoded_schedule(order, arrays, shape)
+    validate(schedule, shape)
+    # The clock starts everything as soon as the order allows; a policy may have waited.
+    assert makespan_s(schedule, shape) <= end_s * (1 + 1e-9)
+    assert quick_bound_s(arrays, shape) <= makespan_s(schedule, shape) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("made", [list_scheduler, automatic_zero_bubble])

@@ -54,8 +54,7 @@ def check_room(
                 f"micro-batch"
             )
     saved = saved_bytes or [shape.cost(stage).saved_bytes for stage in range(shape.stages)]
-    for direction in range(min(1 + shape.mirrored, shape.micro_batches)):
-        group_of = [shape.group_of(stage, direction) for stage in range(shape.stages)]
+    for group_of in shape.ways[: shape.micro_batches]:
         for group, limit_bytes in enumerate(shape.memory_bytes):
             needed = sum(own for own, g in zip(saved, group_of, strict=True) if g == group)
             if needed > limit_bytes * slack:

@@ -39,8 +39,8 @@ def schedule_from_slots(shape: PipelineShape, forwards: Whole, backwards: Whole)
     """
     cells = shape.stages * shape.micro_batches
     slots = np.concatenate([backwards.ravel(), forwards.ravel()])
-    ways = [[shape.group_of(s, direction) for direction in (0, 1)] for s in range(shape.stages)]
-    groups = np.tile(np.array(ways)[:, np.arange(shape.micro_batches) % 2].ravel(), 2)
+    way_of = np.arange(shape.micro_batches) % len(shape.ways)
+    groups = np.tile(np.array(shape.ways).T[:, way_of].ravel(), 2)
     # One number sorts by group, then slot; a stable sort keeps backwards before forwards.
     by_slot = np.argsort(groups * (int(slots.max()) + 1) + slots, kind="stable")
     kinds = np.where(by_slot < cells, BACKWARD, FORWARD)

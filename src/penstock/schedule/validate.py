@@ -48,12 +48,7 @@ def check_places(schedule: Schedule, shape: PipelineShape) -> None:
             f"the schedule orders {len(schedule.orders)} device groups, the pipeline has "
             f"{shape.groups}; give one order for each"
         )
-    groups = np.array(
-        [
-            [shape.group_of(stage, direction) for stage in range(shape.stages)]
-            for direction in (0, 1)
-        ]
-    )
+    groups = np.array(shape.ways)
     for group, order in enumerate(schedule.orders):
         stages, micro = order.stages, order.micro_batches
         outside = (
@@ -64,7 +59,7 @@ def check_places(schedule: Schedule, shape: PipelineShape) -> None:
                 f"action {action} of group {group} is outside {shape.stages} stages and "
                 f"{shape.micro_batches} micro-batches; both are numbered from 0"
             )
-        for action in chosen(order, groups[micro % 2, stages] != group):
+        for action in chosen(order, groups[micro % len(groups), stages] != group):
             raise BadInput(
                 f"action {action} stands in the order of group {group}, but stage "
                 f"{action.stage} is on group {shape.group_of(action.stage, action.micro_batch)}"
@@ -226,8 +221,7 @@ def check_channels(schedule: Schedule, shape: PipelineShape) -> None:
     on a mirrored pipeline). A channel delivers in order, so a receiver that waits for a message
     other than the next one deadlocks.
     """
-    directions = (0, 1) if shape.mirrored else (0,)
-    for direction in directions:
+    for direction in range(len(shape.ways)):
         for kinds, word in ((FORWARDS, "activations"), (GRADIENTS, "gradients")):
             sent = [passed(schedule, shape, s, direction, kinds) for s in range(shape.stages)]
             for stage in range(shape.stages - 1):

@@ -9,7 +9,7 @@ devices take micro-batches in turn has one for each device, which is a group of 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import count
+from itertools import chain, count
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -148,13 +148,7 @@ def copies_of(plan: Plan) -> tuple[tuple[int, ...], ...]:
 def instances_of(schedule: Schedule, plan: Plan) -> Instances:
     """The instances of a plan that runs ``schedule``, which is `dealt`."""
     weights, shape, copies = schedule.weights, plan.shape(), copies_of(plan)
-    directions = (0, 1) if shape.mirrored else (0,)
-    groups = [
-        shape.group_of(stage, direction)
-        for direction in directions
-        for stage in range(shape.stages)
-    ]
-    groups += range(shape.groups, len(schedule.orders))
+    groups = [*chain.from_iterable(shape.ways), *range(shape.groups, len(schedule.orders))]
     if weights.micro_batches_per_update and len(set(groups)) < len(groups):
         raise BadInput(
             f"weights are updated every {weights.micro_batches_per_update} micro-batches and "

@@ -53,16 +53,15 @@ def zero_bubble(shape: PipelineShape) -> Schedule:
 
 def within_micro_batches(shape: PipelineShape, micro_batches: int) -> PipelineShape:
     """``shape`` with memory on each group for this number of micro-batches."""
-    directions = (0, 1) if shape.mirrored else (0,)
     memory_bytes = tuple(
         micro_batches
         * max(
             sum(
                 max(shape.cost(s).saved_bytes, shape.cost(s).bytes_until_weight_backward)
                 for s in range(shape.stages)
-                if shape.group_of(s, direction) == group
+                if way[s] == group
             )
-            for direction in directions
+            for way in shape.ways
         )
         for group in range(shape.groups)
     )
