@@ -16,9 +16,8 @@ from penstock.plan.plan import SHARDINGS, Plan, Stage
 from penstock.plan.problem import PlanningProblem, recalled
 from penstock.plan.row_split import row_overlaps, split_rows
 from penstock.profile.model_profile import Affine
-from penstock.schedule.families.early_backward import all_in_flight
 from penstock.schedule.registry import FAMILIES
-from penstock.schedule.warm_up import DepthFunction, warm_up_depths
+from penstock.schedule.warm_up import DepthFunction
 
 
 def depth_function(schedule: str) -> DepthFunction:
@@ -167,9 +166,9 @@ def plan_peaks_bytes(problem: PlanningProblem, plan: Plan) -> tuple[float, ...]:
 
 def depths_of(plan: Plan) -> tuple[int, ...]:
     """The most micro-batches that each stage of ``plan`` has in flight."""
-    exactly_as_limited = plan.schedule == "early-backward" and plan.in_flight_limit
-    depth = all_in_flight if exactly_as_limited else depth_function(plan.schedule)
-    return warm_up_depths(plan.shape(), depth)
+    # Raises for a schedule that plans are not made for.
+    depth_function(plan.schedule)
+    return FAMILIES[plan.schedule].depths(plan.shape())
 
 
 def estimate_s(problem: PlanningProblem, plan: Plan) -> float:

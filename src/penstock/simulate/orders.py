@@ -22,7 +22,6 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.native import Holding, Orders
-from penstock.costs.stage_costs import depths_of
 from penstock.plan.ordering import check_choices, order_of
 from penstock.plan.plan import Plan
 from penstock.schedule.action import ACTION_KINDS, KIND_CODES
@@ -78,17 +77,17 @@ def orders_of_plan(plan: Plan) -> FlatOrders:
     """The orders of one iteration of ``plan``; they are valid."""
     check_choices(plan)
     family, shape = FAMILIES.get(plan.schedule), plan.shape()
-    is_early_backward = family is not None and family.is_early_backward
     limited = plan.schedule == "gpipe" and plan.in_flight_limit
     in_turn = any(stage.in_turn for stage in plan.stages)
-    if not is_early_backward or limited or shape.placement or shape.mirrored or in_turn:
+    is_special = limited or shape.placement or shape.mirrored or in_turn
+    if family is None or not family.is_early_backward or is_special:
         schedule = dealt(order_of(plan), plan)
         instances = instances_of(schedule, plan)
         held = held_while(schedule, instances)
         return flatten(schedule, instances, plan.micro_batches, held=held)
     orders = [
         early_backward_words(plan.micro_batches, depth, stage.recompute)
-        for stage, depth in zip(plan.stages, depths_of(plan), strict=True)
+        for stage, depth in zip(plan.stages, family.depths(shape), strict=True)
     ]
     words = np.concatenate([words for words, _ in orders])
     sizes = [len(words) for words, _ in orders]

@@ -121,4 +121,6 @@ def order_of_stage(shape: PipelineShape, stage: int, depth: int) -> Order:
 
 GPIPE = Family(gpipe, forwards_first=True, depth=all_in_flight, is_early_backward=True)
 ONE_F_ONE_B = Family(one_f_one_b, depth=min, is_early_backward=True)
-EARLY_BACKWARD = Family(deep_early_backward, depth=deep_in_flight, is_early_backward=True)
+EARLY_BACKWARD = Family(
+    deep_early_backward, depth=deep_in_flight, fills_limits=True, is_early_backward=True
+)
