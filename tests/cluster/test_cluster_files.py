@@ -24,6 +24,8 @@ from penstock.errors import BadInput
 from penstock.measure.hardware import hardware_named
 from penstock.planners.tensor_groups import grouped_cluster, one_each
 
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "clusters.md"
+
 TWO_HOSTS = """
 name = "two hosts"
 
@@ -225,27 +227,21 @@ def test_local_workers_share_cores_and_memory():
 
 
 def test_the_example_of_the_guide_is_a_cluster():
-    guide = Path(__file__).parents[2] / "docs" / "guides" / "clusters.md"
-    example = guide.read_text().split("```toml\n")[1].split("```")[0]
-    cluster = cluster_from_toml(example, guide)
+    example = GUIDE.read_text().split("```toml\n")[1].split("```")[0]
+    cluster = cluster_from_toml(example, GUIDE)
     assert len(cluster.devices) == 16
     assert cluster.bandwidth(0, 8) == 12.5e9
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
-def test_every_preset_is_named_like_its_file_and_says_where_its_figures_are_from(name: str):
+def test_every_preset_is_named_like_its_file_says_its_sources_and_is_in_the_guide(name: str):
     files = Path(toml_file.__file__).parent / "presets"
     assert CLUSTERS[name]().name == name
     text = (files / f"{name}.toml").read_text()
     comment = [line for line in text.splitlines() if line.startswith("# ")]
     assert len(comment) >= 1
     assert all(len(line) <= 110 for line in comment)
-
-
-@pytest.mark.parametrize("name", CLUSTERS)
-def test_every_preset_is_in_the_guide(name: str):
-    guide = Path(__file__).parents[2] / "docs" / "guides" / "clusters.md"
-    rows = [line for line in guide.read_text().splitlines() if line.startswith(f"| `{name}` |")]
+    rows = [line for line in GUIDE.read_text().splitlines() if line.startswith(f"| `{name}` |")]
     assert len(rows) == 1
     assert f" {len(CLUSTERS[name]().devices)} |" in rows[0]
 

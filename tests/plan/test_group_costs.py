@@ -81,8 +81,8 @@ def test_a_transfer_takes_what_the_plain_model_says(problem: PlanningProblem, da
         )
         moved = transfer(problem, sender, receiver)
         for one, other, sizes, expected in (
-            (0, 1, chain.runs.down, moved.forward_s),
-            (1, 0, chain.runs.up, moved.backward_s),
+            (0, 1, chain.runs.down, moved[0]),
+            (1, 0, chain.runs.up, moved[1]),
         ):
             found = transfer_s(network, one, other, *sizes[:, cut])
             assert found == pytest.approx(expected, rel=ROUNDING)

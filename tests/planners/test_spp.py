@@ -115,7 +115,7 @@ def workload_of(problem: PlanningProblem, plan: Plan) -> float:
         found.append(plan.micro_batches * busy_s + stage_seconds(problem, stage).after_s)
         if index + 1 < len(plan.stages):
             moved = transfer(problem, stage, plan.stages[index + 1])
-            found.append(plan.micro_batches * moved.round_trip_s)
+            found.append(plan.micro_batches * sum(moved))
     return max(found)
 
 

@@ -4,11 +4,10 @@ from itertools import permutations, product
 from math import inf
 
 from penstock.errors import BadInput
-from penstock.schedule.action import Action
+from penstock.schedule.action import Action, ActionKind
 from penstock.schedule.clock import makespan_s, memory_peaks_bytes
 from penstock.schedule.order import Order
 from penstock.schedule.schedule import Schedule
-from penstock.schedule.searched.bound import kinds_of
 from penstock.schedule.shape import PipelineShape
 from penstock.schedule.validate import in_flight_peaks
 
@@ -29,14 +28,15 @@ def enumerated_makespan_s(shape: PipelineShape, *, split: bool) -> float:
 
 def orders_of(shape: PipelineShape, group: int, split: bool) -> list[Order]:
     """Every sequence of a group's actions that has F, I and W of a stage in this order."""
+    kinds: tuple[ActionKind, ...] = ("F", "I", "W") if split else ("F", "B")
     actions = [
         Action(kind, stage, m)
         for stage in range(shape.stages)
         for m in range(shape.micro_batches)
         if shape.group_of(stage, m) == group
-        for kind in kinds_of(split=split)
+        for kind in kinds
     ]
-    rank = {kind: place for place, kind in enumerate(kinds_of(split=split))}
+    rank = {kind: place for place, kind in enumerate(kinds)}
     return [Order(order) for order in permutations(actions) if sorted_by_kind(order, rank)]
 
 

@@ -70,8 +70,8 @@ def plan_latency_s(problem: PlanningProblem, plan: Plan) -> float:
     moves = [transfer(problem, *pair) for pair in pairwise(plan.stages)]
     for index, stage in enumerate(plan.stages):
         if index:
-            forward.append(moves[index - 1].forward_s)
-            backward.append(moves[index - 1].backward_s)
+            forward.append(moves[index - 1][0])
+            backward.append(moves[index - 1][1])
             tail.append(0.0)
         again = stage.recompute and depths[index] > 1
         seconds = stage_seconds(problem, stage)

@@ -79,8 +79,8 @@ def plain_best_s(
         )
         return max(
             micro_batches * busy + after_s(stage),
-            micro_batches * moved.busier_s,
-            busy + moved.round_trip_s + best(k - 1, stage.layers.stop, behind, next_replicas),
+            micro_batches * max(moved),
+            busy + sum(moved) + best(k - 1, stage.layers.stop, behind, next_replicas),
         )
 
     most_stages = min(len(order), layers, problem.max_stages or layers)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from schedule_shapes import placed
 
 from penstock.errors import BadInput
 from penstock.plan.ordering import has_forwards_first
@@ -95,14 +96,8 @@ def test_it_can_be_played_within_its_limits_or_is_refused(name: str, data: st.Da
 def test_it_accepts_every_pipeline_without_limits(name: str) -> None:
     for groups in range(1, 7):
         for rounds in rounds_of(name):
-            placement = placement_of_style(style_of(name), groups, rounds)
             for micro_batches in range(1, 9):
-                shape = PipelineShape(
-                    len(placement),
-                    micro_batches,
-                    placement=placement,
-                    mirrored=style_of(name) == "mirrored",
-                )
+                shape = placed(style_of(name), groups, micro_batches, rounds)
                 validate(FAMILIES[name].make(shape), shape)
 
 
@@ -133,3 +128,38 @@ def test_it_refuses_a_placement_that_is_not_its_own(name: str) -> None:
     placement = (0, 0, 1, 0)
     with pytest.raises(BadInput, match=r"plac"):
         FAMILIES[name].make(PipelineShape(len(placement), 4, placement=placement))
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"), [("hanayo", "1f1b"), ("interleaved", "1f1b"), ("breadth-first", "gpipe")]
+)
+@pytest.mark.parametrize("micro_batches", [1, 3, 8])
+def test_with_one_stage_a_group_it_is_the_plain_order(
+    name: str, plain: str, micro_batches: int
+) -> None:
+    shape = PipelineShape(4, micro_batches)
+    assert FAMILIES[name].make(shape) == FAMILIES[plain].make(shape)
+
+
+ONE, TIGHT = {"in_flight_limit": (1,) * 4}, {"memory_bytes": (3.0, 9.0)}
+
+
+@pytest.mark.parametrize(
+    ("name", "groups", "limits", "words"),
+    [
+        ("gpipe", 4, {"in_flight_limit": (6, 3, 6, 6)}, "'gpipe'.*stage 1.*limit is 3.*1f1b"),
+        ("hanayo", 2, ONE, "'hanayo' with 6 micro-batches.*in-flight limit is 1"),
+        ("interleaved", 2, ONE, "'interleaved' with 6 micro-batches holds 4 on stage 0"),
+        ("interleaved", 2, TIGHT, "saves 4 bytes on device group 0.*room for 3"),
+        ("breadth-first", 2, {"in_flight_limit": (6, 6, 2, 6)}, "holds 6 on stage 2.*limit is 2"),
+        ("chimera", 4, ONE, "'chimera' with 6 micro-batches.*in-flight limit is 1"),
+        ("dualpipe", 4, ONE, "'dualpipe'.*in-flight limit is 1"),
+        ("dualpipe-v", 2, TIGHT, "'dualpipe-v'.*room for 3"),
+    ],
+)
+def test_a_limit_that_cannot_be_kept_is_refused(
+    name: str, groups: int, limits: dict[str, tuple[float, ...]], words: str
+) -> None:
+    shape = replace(placed(style_of(name), groups, 6, 4 // groups), **limits)  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match=words):
+        FAMILIES[name].make(shape)

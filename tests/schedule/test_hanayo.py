@@ -3,9 +3,7 @@
 import pytest
 from schedule_shapes import bubble_s, most_held, placed
 
-from penstock.errors import BadInput
 from penstock.schedule.clock import makespan_s, memory_peaks_bytes
-from penstock.schedule.families.early_backward import one_f_one_b
 from penstock.schedule.families.hanayo import hanayo
 from penstock.schedule.shape import PipelineShape, StageCost
 from penstock.schedule.validate import validate
@@ -33,12 +31,6 @@ def test_a_wave_of_three_rounds_idles_less_than_one_f_one_b(groups: int, rounds:
     assert bubble_s(hanayo(shape), shape) < (groups - 1) * rounds * 3.0
 
 
-@pytest.mark.parametrize("micro_batches", [1, 3, 8])
-def test_one_round_is_one_f_one_b(micro_batches: int) -> None:
-    shape = placed("folded", 4, micro_batches)
-    assert hanayo(shape) == one_f_one_b(shape)
-
-
 def test_blocks_of_more_micro_batches_than_groups_give_way_to_limits() -> None:
     loose = placed("folded", 4, 7, rounds=4)
     tight = PipelineShape(16, 7, loose.placement, costs=loose.costs, memory_bytes=(16.0,) * 4)
@@ -46,9 +38,3 @@ def test_blocks_of_more_micro_batches_than_groups_give_way_to_limits() -> None:
     validate(schedule, tight)
     assert max(memory_peaks_bytes(hanayo(loose), loose)) > 16
     assert makespan_s(hanayo(loose), loose) < makespan_s(schedule, tight)
-
-
-def test_a_limit_that_cannot_be_kept_is_refused() -> None:
-    placement = placed("folded", 2, 6, rounds=2).placement
-    with pytest.raises(BadInput, match=r"'hanayo' with 6 micro-batches.*in-flight limit is 1"):
-        hanayo(PipelineShape(4, 6, placement, in_flight_limit=(1,) * 4))

@@ -3,10 +3,8 @@
 import pytest
 from schedule_shapes import bubble_s, most_held, placed
 
-from penstock.errors import BadInput
 from penstock.schedule.action import parse_action
 from penstock.schedule.clock import makespan_s, memory_peaks_bytes
-from penstock.schedule.families.early_backward import one_f_one_b
 from penstock.schedule.families.interleaved import interleaved
 from penstock.schedule.schedule import Schedule, schedule_from_actions
 from penstock.schedule.shape import PipelineShape, StageCost
@@ -43,11 +41,6 @@ def test_fewer_micro_batches_than_groups_take_as_long_as_one_after_the_other_mus
 def test_the_first_group_holds_the_published_number(groups: int, chunks: int) -> None:
     shape = placed("looped", groups, 4 * groups, chunks)
     assert most_held(interleaved(shape), shape) == pytest.approx(groups + (groups - 1) / chunks)
-
-
-def test_one_chunk_a_group_is_one_f_one_b() -> None:
-    shape = placed("looped", 4, 7)
-    assert interleaved(shape) == one_f_one_b(shape)
 
 
 @pytest.mark.parametrize("transfer_s", [0.0, 0.1, 0.5, 1.0])
@@ -109,12 +102,3 @@ def test_tighter_limits_give_up_even_blocks() -> None:
     assert max(memory_peaks_bytes(interleaved(loose), loose)) == 14
     assert max(memory_peaks_bytes(schedule, tight)) == 8
     assert bubble_s(schedule, tight) > bubble_s(interleaved(loose), loose)
-
-
-def test_limits_that_cannot_be_kept_are_refused() -> None:
-    shape = PipelineShape(4, 6, placed("looped", 2, 6, 2).placement, in_flight_limit=(1,) * 4)
-    with pytest.raises(BadInput, match=r"'interleaved' with 6 micro-batches holds 4 on stage 0"):
-        interleaved(shape)
-    full = PipelineShape(4, 6, shape.placement, memory_bytes=(3.0, 9.0))
-    with pytest.raises(BadInput, match=r"saves 4 bytes on device group 0.*room for 3"):
-        interleaved(full)

@@ -1,4 +1,6 @@
-"""The list scheduler: valid on any pipeline, and never worse than the families beside it."""
+"""The list schedulers: valid on any pipeline, and never worse than the families beside it."""
+
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -9,10 +11,15 @@ from list_shapes import least_memory_bytes, list_shapes
 from penstock.errors import BadInput
 from penstock.schedule.clock import makespan_s
 from penstock.schedule.families.early_backward import deep_early_backward, one_f_one_b
-from penstock.schedule.searched.automatic_zero_bubble import fitting_schedules
+from penstock.schedule.searched import automatic_zero_bubble, list_scheduler
+from penstock.schedule.searched.automatic_zero_bubble import (
+    fitting_schedules,
+    within_micro_batches,
+    zero_bubble,
+)
 from penstock.schedule.searched.bound import makespan_bound_s
 from penstock.schedule.searched.list_arrays import arrays_of, list_order, quick_bound_s
-from penstock.schedule.searched.list_scheduler import HANDCRAFTED, list_schedule
+from penstock.schedule.searched.list_scheduler import list_schedule
 from penstock.schedule.searched.list_search import (
     CHOICES,
     Draws,
@@ -46,17 +53,23 @@ def test_no_policy_deadlocks_or_exceeds_a_limit(
     assert quick_bound_s(arrays, shape) <= makespan_s(schedule, shape) * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("made", [list_scheduler, automatic_zero_bubble])
 @settings(max_examples=30, deadline=None)
 @given(shape=list_shapes())
 def test_it_keeps_all_limits_and_is_never_worse_than_the_families_that_do(
-    shape: PipelineShape,
+    made: ModuleType, shape: PipelineShape
 ) -> None:
-    schedule = list_schedule(shape)
+    splits = made is automatic_zero_bubble
+    schedule = zero_bubble(shape) if splits else list_schedule(shape)
     validate(schedule, shape)
     took_s = makespan_s(schedule, shape)
-    assert took_s >= makespan_bound_s(shape, split=False) * (1 - 1e-9)
-    if shape.memory_bytes or shape.in_flight_limit:
-        for other in fitting_schedules(HANDCRAFTED, shape):
+    assert took_s >= makespan_bound_s(shape) * (1 - 1e-9)
+    limited = shape.memory_bytes or shape.in_flight_limit
+    if splits and not limited:
+        shape = within_micro_batches(shape, shape.groups)
+        validate(schedule, shape)
+    if splits or limited:
+        for other in fitting_schedules(made.HANDCRAFTED, shape):
             assert took_s <= makespan_s(other, shape) * (1 + 1e-9)
 
 

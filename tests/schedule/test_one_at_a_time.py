@@ -4,29 +4,23 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
+from schedule_strategies import small_shapes
 
 from penstock.schedule.clock import makespan_s, times_of
 from penstock.schedule.concurrent_clock import one_at_a_time
 from penstock.schedule.families.bapipe_orders import fbp_as
 from penstock.schedule.families.early_backward import one_f_one_b
-from penstock.schedule.shape import PipelineShape, StageCost
+from penstock.schedule.shape import PipelineShape
 from penstock.schedule.validate import in_flight_peaks, validate
-
-SECONDS = st.sampled_from([0.0, 0.3, 0.5, 1.0, 1.75])
 
 
 @st.composite
 def shapes(draw: st.DrawFn) -> PipelineShape:
     """Up to six stages, some of which recompute, with costs that may be nothing at all."""
-    stages = draw(st.integers(1, 6))
-    per_stage = {"min_size": stages, "max_size": stages}
-    costs = st.lists(st.builds(StageCost, SECONDS, SECONDS, SECONDS, SECONDS), **per_stage)
-    return PipelineShape(
-        stages,
-        draw(st.integers(1, 14)),
-        recompute=draw(st.one_of(st.just(()), st.lists(st.booleans(), **per_stage).map(tuple))),
-        costs=draw(st.one_of(st.just(()), costs.map(tuple))),
-    )
+    drawn = small_shapes(most_groups=6, most_micro_batches=14, style="straight", limited=False)
+    shape = draw(drawn)
+    recompute = st.lists(st.booleans(), min_size=shape.stages, max_size=shape.stages)
+    return replace(shape, recompute=draw(st.one_of(st.just(()), recompute.map(tuple))))
 
 
 @given(shapes())

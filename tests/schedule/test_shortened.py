@@ -1,5 +1,7 @@
 """The order of a batch that is cut into fewer micro-batches than planned."""
 
+from dataclasses import replace
+
 import pytest
 from schedule_shapes import placed
 
@@ -16,25 +18,13 @@ def test_it_can_be_played_and_holds_no_more(name: str, recompute: bool) -> None:
     style = FAMILIES[name].placement
     rounds = 2 if style in ("looped", "folded") else 1
     for groups in (1, 2, 3, 4):
-        whole = with_recompute(placed(style, groups, 9, rounds), recompute)
+        whole = placed(style, groups, 9, rounds)
+        whole = replace(whole, recompute=(recompute,) * whole.stages)
         schedule = FAMILIES[name].make(whole)
         peaks = in_flight_peaks(schedule, whole)
         for micro_batches in range(1, 10):
-            shape = with_recompute(placed(style, groups, micro_batches, rounds), recompute, peaks)
+            shape = replace(whole, micro_batches=micro_batches, in_flight_limit=peaks)
             validate(with_fewer_micro_batches(schedule, shape), shape)
-
-
-def with_recompute(
-    shape: PipelineShape, recompute: bool, limits: tuple[int, ...] = ()
-) -> PipelineShape:
-    return PipelineShape(
-        shape.stages,
-        shape.micro_batches,
-        shape.placement,
-        limits,
-        (recompute,) * shape.stages,
-        mirrored=shape.mirrored,
-    )
 
 
 def test_families_that_do_not_look_ahead_are_as_if_made_for_it() -> None:

@@ -1,39 +1,16 @@
-"""The automatic zero-bubble search: any pipeline, the handcrafted families, published figures."""
+"""The automatic zero-bubble search against published figures and the bound."""
 
 import pytest
-from hypothesis import given, settings
-from list_shapes import list_shapes
 
 from penstock.schedule.clock import makespan_s, memory_peaks_bytes
 from penstock.schedule.searched import list_search
-from penstock.schedule.searched.automatic_zero_bubble import (
-    HANDCRAFTED,
-    fitting_schedules,
-    within_micro_batches,
-    zero_bubble,
-)
+from penstock.schedule.searched.automatic_zero_bubble import zero_bubble
 from penstock.schedule.searched.bound import makespan_bound_s
 from penstock.schedule.searched.list_search import SEEDS
 from penstock.schedule.shape import PipelineShape, StageCost, folded
 from penstock.schedule.validate import validate
 
 EQUAL, UNEQUAL = (1.0, 1.0, 1.0), (1.0, 1.2, 0.9)
-
-
-@settings(max_examples=30, deadline=None)
-@given(shape=list_shapes())
-def test_it_keeps_all_limits_and_is_never_worse_than_the_families_that_do(
-    shape: PipelineShape,
-) -> None:
-    schedule = zero_bubble(shape)
-    validate(schedule, shape)
-    took_s = makespan_s(schedule, shape)
-    assert took_s >= makespan_bound_s(shape) * (1 - 1e-9)
-    if not shape.memory_bytes and not shape.in_flight_limit:
-        shape = within_micro_batches(shape, shape.groups)
-        validate(schedule, shape)
-    for other in fitting_schedules(HANDCRAFTED, shape):
-        assert took_s <= makespan_s(other, shape) * (1 + 1e-9)
 
 
 def device(

@@ -3,12 +3,12 @@
 from dataclasses import replace
 from math import inf
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_strategies import problems
 from reference.plain_simulator import play
+from reference.same_spans import assert_engine_plays
 from strategies import Case, cases
 
 from penstock.cluster.cluster import Cluster, Device, Host
@@ -22,7 +22,6 @@ from penstock.plan.plan import SHARDINGS, Plan, Stage, with_recompute
 from penstock.plan.problem import PlanningProblem
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 from penstock.runtime.micro_batches import check_runnable
-from penstock.simulate import compiled
 from penstock.simulate.catalogue import workload_of
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import simulate_plan
@@ -83,10 +82,7 @@ def test_engines_agree_on_plans_that_recompute_by_block_and_divide(
     stages = tuple(replace(stage, by_block=way[0], sharding=way[1]) for stage, way in pairs)
     made = replace(case.plan, stages=stages)
     workload = workload_of(made, case.profile, case.cluster, order_of(made))
-    trace = play(workload)
-    np.testing.assert_allclose(compiled.play(workload).actions, trace.actions, 1e-9, 1e-9)
-    found_s = compiled.played_s(workload.parts, compiled.orders_of(workload))
-    assert found_s == pytest.approx(trace.iteration_s)
+    assert_engine_plays(workload, play(workload))
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,8 @@ from math import inf
 import pytest
 
 from penstock.cluster.cluster import Cluster, Device, Host
-from penstock.plan.ordering import order_of
 from penstock.plan.plan import Plan, Stage
-from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
-from penstock.schedule.families.early_backward import one_f_one_b
-from penstock.schedule.schedule import Schedule
-from penstock.simulate import compiled
-from penstock.simulate.catalogue import workload_of
+from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile, SharedParameter
 from penstock.simulate.simulation import simulate_plan
 
 FORWARD_S, BACKWARD_S = 1.0, 2.0
@@ -37,11 +32,6 @@ def straight(stages: int, micro_batches: int, schedule: str) -> Plan:
     """One device and one layer a stage."""
     made = tuple(Stage(range(s, s + 1), (s,), (1,)) for s in range(stages))
     return Plan(made, micro_batches, 1, schedule)
-
-
-def played_s(profile: ModelProfile, cluster: Cluster, plan: Plan, schedule: Schedule) -> float:
-    """Seconds of one iteration with an order that need not be the plan's own."""
-    return compiled.play(workload_of(plan, profile, cluster, schedule)).iteration_s
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
@@ -85,8 +75,6 @@ def test_all_reduce_of_early_buckets_overlaps_the_rest_of_the_last_backward() ->
 
 
 def test_tied_parameters_are_reduced_between_their_stages() -> None:
-    from penstock.profile.model_profile import SharedParameter
-
     base = chain(2)
     tied = ModelProfile("m", base.layers, base.edges, (SharedParameter("embedding", 1000, (0, 1)),))
     cluster = one_host(2, rate=100.0)
@@ -169,12 +157,6 @@ def test_a_skip_tensor_goes_straight_to_its_reader_once() -> None:
         (2, 0, 8.0),
         (2, 1, 1.0),
     ]
-
-
-def test_validated_orders_and_plans_agree() -> None:
-    """A plan's order is the schedule that its name says."""
-    plan = straight(3, 4, "1f1b")
-    assert order_of(plan) == one_f_one_b(plan.shape())
 
 
 def test_replicas_exchange_statistics_of_batch_norm_in_every_forward_and_backward() -> None:

@@ -28,8 +28,6 @@ from penstock.simulate.simulation import simulate_plan
 
 RELATIVE = 1e-12
 
-"""Schedules that search for a long time."""
-
 
 @st.composite
 def varied_plans(draw: st.DrawFn, layers: int, devices: int) -> Plan:

@@ -17,7 +17,7 @@ from penstock.schedule.registry import FAMILIES
 from penstock.schedule.shape import placement_of_style
 from penstock.simulate.score import make_score
 from penstock.simulate.simulation import simulate_plan
-from penstock.timeline.metrics import iteration_s, peak_memory_bytes
+from penstock.timeline.metrics import bubble_fraction, iteration_s, peak_memory_bytes
 
 LAYER = LayerCost("layer", Affine(1.0), Affine(1.0), Affine(1.0), 1000)
 MODEL = ModelProfile("model", (LAYER,) * 2)
@@ -34,12 +34,6 @@ def test_a_device_that_the_cluster_does_not_have_is_named_with_the_remedy() -> N
 def test_a_plan_for_another_number_of_layers_is_refused(layers: int) -> None:
     plan = Plan((Stage(range(layers), (0,), (1,)),), 1, 1, "1f1b")
     with pytest.raises(BadInput, match=rf"layers \[0, {layers}\) but .*'model' has 2"):
-        simulate_plan(plan, MODEL, CLUSTER)
-
-
-def test_an_unknown_schedule_is_refused_by_name() -> None:
-    plan = Plan((Stage(range(2), (0,), (1,)),), 1, 1, "zigzag")
-    with pytest.raises(BadInput, match="'zigzag'"):
         simulate_plan(plan, MODEL, CLUSTER)
 
 
@@ -66,11 +60,9 @@ def test_without_a_timeline_the_figures_are_the_same(case: Case, iterations: int
     inputs = (case.plan, case.profile, case.cluster)
     whole = simulate_plan(*inputs, iterations=iterations)
     short = simulate_plan(*inputs, iterations=iterations, with_timeline=False)
+    assert replace(whole, timeline=short.timeline) == short
     assert not short.timeline.events
-    assert isclose(short.iteration_s, whole.iteration_s, rel_tol=1e-9)
-    assert isclose(short.steady_s, whole.steady_s, rel_tol=1e-9, abs_tol=1e-9)
-    assert isclose(short.bubble, whole.bubble, rel_tol=1e-6, abs_tol=1e-9)
-    assert short.peak_memory_bytes == whole.peak_memory_bytes
+    assert isclose(whole.bubble, bubble_fraction(whole.timeline), rel_tol=1e-6, abs_tol=1e-9)
 
 
 TWO_STAGES = (Stage(range(1), (0,), (1,)), Stage(range(1, 2), (1,), (1,)))
@@ -120,8 +112,7 @@ def test_steps_wait_for_the_slowest_sums() -> None:
 
 def test_without_a_flush_the_pipeline_stays_full() -> None:
     """PipeDream: after the fill every micro-batch takes as long as the slowest stage."""
-    stages = (Stage(range(1), (0,), (1,)), Stage(range(1, 2), (1,), (1,)))
-    plan = Plan(stages, 4, 1, "pipedream")
+    plan = Plan(TWO_STAGES, 4, 1, "pipedream")
     prediction = simulate_plan(plan, MODEL, CLUSTER, iterations=6)
     assert prediction.steady_s == 4 * 3.0
     # Two versions of 1,000 bytes on stage 0, one on stage 1; gradients, optimizer state.
@@ -134,9 +125,8 @@ def test_without_a_flush_the_pipeline_stays_full() -> None:
 )
 def test_predicting_weights_takes_a_third_of_a_step_each_time(schedule: str, steps: float) -> None:
     """Stage 0 predicts; each of its 1,000 bytes is stepped in 0.3 ms, after every micro-batch."""
-    stages = (Stage(range(1), (0,), (1,)), Stage(range(1, 2), (1,), (1,)))
     stepped = replace(MODEL, step_s_per_byte=0.0003)
-    plan = Plan(stages, 4, 1, schedule)
+    plan = Plan(TWO_STAGES, 4, 1, schedule)
     # From the end of the sixth iteration to that of the eleventh: the pipeline has filled by then.
     early_s, late_s = (
         (count - 1) * simulate_plan(plan, stepped, CLUSTER, iterations=count).steady_s

@@ -1,13 +1,16 @@
 """Seconds of collective communication: gradient all-reduce, and what else occupies links."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, permutations
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeAlias, cast
 
 from penstock.cluster.cluster import Cluster
 from penstock.core.native import AllReduceCost
+
+Hop: TypeAlias = tuple[int, int]
+"""A device that sends, and one that receives."""
 
 BUCKET_BYTES = 25 << 20
 """Gradients are all-reduced in buckets of about this size, as in DistributedDataParallel. Runtime,
@@ -164,44 +167,25 @@ def best_ring(cluster: Cluster, devices: Sequence[int]) -> list[int]:
     start = host_order(cluster, devices)
     if len(start) > MOST_DEVICES:
         return start
-    table = hop_table(cluster, start)
-    first, *rest = range(len(start))
+    table = hop_table(cluster, permutations(start, 2))
+    first, *rest = start
     if len(start) <= EXACT_DEVICES:
         found = [[first, *order] for order in permutations(rest)]
     else:
-        starts = ([first, *rest], nearest_neighbours(table), fastest_links_first(table))
+        starts = (start, nearest_neighbours(table, start), fastest_links_first(table, start))
         found = [improve(table, ring) for ring in starts]
     # Complete rings are not compared by the number of their slowest hops.
     best = max(found, key=lambda ring: quality_in(table, ring)[::2])
     begin = best.index(first)
-    return [start[position] for position in [*best[begin:], *best[:begin]]]
+    return [*best[begin:], *best[:begin]]
 
 
 def ring_quality(cluster: Cluster, ring: Sequence[int]) -> RingQuality:
     """The quality of a directed ring; hops through one port share its rate."""
-    hops = hops_of(ring)
-    through_ports = [hop for hop in hops if cluster.uses_port(*hop)]
-    return quality_of(
-        [hop_rate(cluster, *hop) for hop in hops],
-        [(cluster.host_index[i], cluster.host_index[j]) for i, j in through_ports],
-        port_rates(cluster),
-        max(step_latency(cluster, *hop) for hop in hops),
-    )
+    return quality_in(hop_table(cluster, hops_of(ring)), ring)
 
 
-def quality_of(
-    rates: Sequence[float],
-    hosts: Sequence[tuple[int, int]],
-    port_rates: Sequence[float],
-    longest_s: float,
-) -> RingQuality:
-    """The quality of a ring from the rates of its hops; those between ``hosts`` share ports."""
-    every = [*rates, *shared_rates(hosts, port_rates)]
-    slowest = min(every)
-    return RingQuality(slowest, -every.count(slowest), -longest_s)
-
-
-def duplex_share(cluster: Cluster, hop: tuple[int, int]) -> float:
+def duplex_share(cluster: Cluster, hop: Hop) -> float:
     """The fraction of a hop's rate that is left when both devices send and receive at once."""
     turning = cluster.half_duplex_devices
     return 0.5 if hop[0] in turning or hop[1] in turning else 1.0
@@ -212,17 +196,7 @@ def step_latency(cluster: Cluster, source: int, target: int) -> float:
     return max(cluster.latency(source, target), cluster.sum_step_s)
 
 
-def hop_rate(cluster: Cluster, source: int, target: int) -> float:
-    """Bytes per second of a hop of a ring, in which every device sends while it receives."""
-    return cluster.bandwidth(source, target) * duplex_share(cluster, (source, target))
-
-
-def port_rates(cluster: Cluster) -> list[float]:
-    """Bytes per second of each host's port, each way, while both ways are in use."""
-    return [host.port_bytes_per_s * (0.5 if host.half_duplex else 1.0) for host in cluster.hosts]
-
-
-def hops_of(ring: Sequence[int]) -> list[tuple[int, int]]:
+def hops_of(ring: Sequence[int]) -> list[Hop]:
     """The pairs of each device and the next; the last is followed by the first."""
     return list(zip(ring, [*ring[1:], ring[0]], strict=True))
 
@@ -239,62 +213,57 @@ def shared_rates(hops: Sequence[tuple[int, int]], port_rates: Sequence[float]) -
 
 @dataclass(frozen=True, slots=True)
 class HopTable:
-    """The rates of all hops between some devices, and the hosts whose ports they use."""
+    """Rates and latencies of hops from device to device, and the hosts whose ports they use.
 
-    rates: list[list[float]]
-    latencies: list[list[float]]
-    ports: dict[tuple[int, int], tuple[int, int]]
+    ``port_rates`` are the bytes per second of each host's port, each way, while both are in use.
+    """
+
+    rates: dict[Hop, float]
+    latencies: dict[Hop, float]
+    ports: dict[Hop, tuple[int, int]]
     port_rates: list[float]
 
 
-def hop_table(cluster: Cluster, devices: Sequence[int]) -> HopTable:
-    """The table for ``devices``, numbered from 0."""
-    host_index, places = cluster.host_index, range(len(devices))
+def hop_table(cluster: Cluster, hops: Iterable[Hop]) -> HopTable:
+    """The table of these hops."""
+    hops, host_index = list(hops), cluster.host_index
     return HopTable(
-        rates=[[hop_rate(cluster, i, j) for j in devices] for i in devices],
-        latencies=[[step_latency(cluster, i, j) for j in devices] for i in devices],
-        ports={
-            (a, b): (host_index[devices[a]], host_index[devices[b]])
-            for a in places
-            for b in places
-            if cluster.uses_port(devices[a], devices[b])
-        },
-        port_rates=port_rates(cluster),
+        rates={hop: cluster.bandwidth(*hop) * duplex_share(cluster, hop) for hop in hops},
+        latencies={hop: step_latency(cluster, *hop) for hop in hops},
+        ports={(i, j): (host_index[i], host_index[j]) for i, j in hops if cluster.uses_port(i, j)},
+        port_rates=[h.port_bytes_per_s * (0.5 if h.half_duplex else 1.0) for h in cluster.hosts],
     )
 
 
 def quality_in(table: HopTable, ring: Sequence[int]) -> RingQuality:
-    """`ring_quality`, looked up in the table."""
+    """`ring_quality`, looked up in a table of its hops."""
     hops = hops_of(ring)
-    return quality_of(
-        [table.rates[i][j] for i, j in hops],
-        [table.ports[hop] for hop in hops if hop in table.ports],
-        table.port_rates,
-        max([table.latencies[i][j] for i, j in hops]),
-    )
+    through_ports = [table.ports[hop] for hop in hops if hop in table.ports]
+    rates = [table.rates[hop] for hop in hops]
+    rates += shared_rates(through_ports, table.port_rates)
+    slowest = min(rates)
+    return RingQuality(slowest, -rates.count(slowest), -max([table.latencies[hop] for hop in hops]))
 
 
-def nearest_neighbours(table: HopTable) -> list[int]:
+def nearest_neighbours(table: HopTable, devices: Sequence[int]) -> list[int]:
     """A ring from each device to the one that it reaches fastest; the first wins ties."""
-    ring, left = [0], list(range(1, len(table.rates)))
+    ring, left = [devices[0]], list(devices[1:])
     while left:
-        ahead = max(left, key=table.rates[ring[-1]].__getitem__)
+        ahead = max(left, key=lambda device: table.rates[ring[-1], device])
         left.remove(ahead)
         ring.append(ahead)
     return ring
 
 
-def fastest_links_first(table: HopTable) -> list[int]:
+def fastest_links_first(table: HopTable, devices: Sequence[int]) -> list[int]:
     """A ring made by joining ends of paths with the fastest remaining link, again and again."""
-    links = [(i, j) for i, row in enumerate(table.rates) for j in range(len(row)) if i != j]
-    links.sort(key=lambda link: -table.rates[link[0]][link[1]])
-    path_of = {device: [device] for device in range(len(table.rates))}
-    for source, target in links:
+    path_of = {device: [device] for device in devices}
+    for source, target in sorted(table.rates, key=lambda hop: -table.rates[hop]):
         first, second = path_of[source], path_of[target]
         if first is not second and first[-1] == source and second[0] == target:
             first += second
             path_of |= dict.fromkeys(second, first)
-    return path_of[0]
+    return path_of[devices[0]]
 
 
 def improve(table: HopTable, ring: list[int]) -> list[int]:
@@ -317,7 +286,7 @@ def improve(table: HopTable, ring: list[int]) -> list[int]:
 def slowest_hop(table: HopTable, ring: list[int]) -> int:
     """The position in the ring at which the slowest hop begins."""
     hops = hops_of(ring)
-    rates = [table.rates[i][j] for i, j in hops]
+    rates = [table.rates[hop] for hop in hops]
     positions = [place for place, hop in enumerate(hops) if hop in table.ports]
     shared = shared_rates([table.ports[hops[place]] for place in positions], table.port_rates)
     for place, rate in zip(positions, shared, strict=True):

@@ -1,7 +1,7 @@
 """Reasons why no plan fits, and the smallest changes with which one would."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil, floor, log10
 
 from penstock.cluster.cluster import Device
@@ -17,15 +17,6 @@ ONE_STAGE_PLANNERS = ("single-device", "data-parallel")
 
 MOST_DEVICES = 4096
 """More devices than that are not proposed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Allowance:
-    """A change that a user could allow: its kind, its words, and the changed problem."""
-
-    kind: str
-    text: str
-    problem: PlanningProblem
 
 
 def infeasible(problem: PlanningProblem, planner: str) -> Infeasible:
@@ -47,9 +38,9 @@ def infeasible(problem: PlanningProblem, planner: str) -> Infeasible:
             f"{fitting.micro_batch_size} would under '1f1b'; allow schedule '1f1b'"
         )
     remedies: dict[str, str] = {}
-    for relaxation in relaxations(problem):
-        if relaxation.kind not in remedies and first_fitting(relaxation.problem, chain):
-            remedies[relaxation.kind] = relaxation.text
+    for kind, text, changed in relaxations(problem):
+        if kind not in remedies and first_fitting(changed, chain):
+            remedies[kind] = text
     if devices := least_devices(problem, chain):
         remedies["devices"] = f"use >= {devices} devices"
     needed = least_memory_bytes(problem, chain)
@@ -92,28 +83,31 @@ def planner_too_narrow(problem: PlanningProblem, planner: str, fitting: Plan) ->
     )
 
 
-def relaxations(problem: PlanningProblem) -> Iterator[Allowance]:
-    """Each single change that a user could allow, the smallest of its kind first."""
+def relaxations(problem: PlanningProblem) -> Iterator[tuple[str, str, PlanningProblem]]:
+    """Each single change that a user could allow, the smallest of its kind first.
+
+    Its kind, its words, and the changed problem.
+    """
     freer = replace(problem, recompute="auto", blocks="allowed")
     if problem.recompute == "off":
-        yield Allowance("recompute", "allow recompute", freer)
+        yield ("recompute", "allow recompute", freer)
     elif freer != problem:
-        yield Allowance("recompute", "allow recompute by block (--recompute auto)", freer)
+        yield ("recompute", "allow recompute by block (--recompute auto)", freer)
     if "1f1b" not in problem.schedules:
-        yield Allowance("schedule", "allow schedule '1f1b'", replace(problem, schedules=("1f1b",)))
+        yield ("schedule", "allow schedule '1f1b'", replace(problem, schedules=("1f1b",)))
     most_stages = min(len(problem.cluster.devices), len(problem.profile.layers))
     if problem.max_stages:
         for stages in range(problem.max_stages + 1, most_stages + 1):
             deeper = replace(problem, max_stages=stages)
-            yield Allowance("stages", f"use >= {stages} stages", deeper)
+            yield ("stages", f"use >= {stages} stages", deeper)
     for size in range(min(problem.micro_batch_sizes) - 1, 0, -1):
         if problem.global_batch % size == 0:
             leaner = replace(problem, micro_batch_sizes=(size,))
-            yield Allowance("size", f"use micro-batches of {size}", leaner)
+            yield ("size", f"use micro-batches of {size}", leaner)
     for percent in range(ceil(100 * problem.memory_reserve) - 1, -1, -1):
         text = f"keep only {percent} % of each device's memory free (--memory-reserve)"
         fuller = replace(problem, memory_reserve=percent / 100)
-        yield Allowance("reserve", text, fuller)
+        yield ("reserve", text, fuller)
 
 
 def first_fitting(problem: PlanningProblem, chain: ChainCosts) -> Plan | None:

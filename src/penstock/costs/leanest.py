@@ -155,7 +155,9 @@ class LeanestSearch:
         ends, places = np.unique(before, return_inverse=True)
         lows, widths = np.full(len(before), none), np.zeros(len(before), dtype=np.int64)
         for group in self.windows:
-            found = np.stack([self.reach(load, depth, ends) for load in group.loads])
+            fits = np.stack([self.runs_that_fit(load, depth, ends) for load in group.loads])
+            # The least first layer of a run that fits, by kind and end.
+            found = np.where(fits.any(axis=1), fits.argmax(axis=1), none)
             here = found[group.kinds, places[group.width :]]
             better = here < lows[: len(here)]
             lows[: len(here)][better] = here[better]
@@ -184,11 +186,6 @@ class LeanestSearch:
         """Pairs of recompute as a whole, and by block, that are allowed and save memory."""
         first, *others = self.problem.recompute_ways
         return [first, *(way for way in others if way != (True, False) or depth > 1)]
-
-    def reach(self, load: Load, depth: int, ends: Integers) -> Integers:
-        """The least first layer of a run that fits, by end; one past the last if none does."""
-        fits = self.runs_that_fit(load, depth, ends)
-        return np.where(fits.any(axis=0), fits.argmax(axis=0), len(fits))
 
     def runs_that_fit(self, load: Load, depth: int, ends: Integers) -> NDArray[np.bool_]:
         """Return whether layers from each first one (rows) to each end (columns) fit a window."""

@@ -241,51 +241,18 @@ def stage_times(problem: PlanningProblem, stage: Stage) -> tuple[float, ...]:
     key = (stage.layers.start, stage.layers.stop, stage.devices, stage.slices, sharding)
 
     def computed() -> tuple[float, ...]:
-        replicas = replica_times(problem, stage)
-        slow = max(replicas, key=lambda times: times.whole_s)
-        return (
-            min(times.forward_s for times in replicas),
-            min(times.backward_s for times in replicas),
-            min(gradient_tail_s(problem, stage, times) for times in replicas),
-            slow.whole_s,
-            gradient_tail_s(problem, stage, slow) - slow.backward_s,
-        )
+        layers, run = prepare(problem).layers, (stage.layers.start, stage.layers.stop)
+        speeds = (problem.cluster.devices[device].speed for device in stage.devices)
+        # Forward, backward, and from the start of the last backward on, of replicas that differ.
+        times: list[tuple[float, float, float]] = []
+        for rows, speed in set(zip(stage.slices, speeds, strict=True)):
+            back_s = layers.backward_s(run, rows) / speed
+            tail_s = gradient_tail_s(problem, stage, rows, speed, back_s)
+            times.append((layers.forward_s(run, rows) / speed, back_s, tail_s))
+        forward_s, back_s, tail_s = max(times, key=lambda own: own[0] + own[1])
+        return (*map(min, zip(*times, strict=True)), forward_s + back_s, tail_s - back_s)
 
     return recalled(problem, stage_times, key, computed)
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaTimes:
-    """One micro-batch on one replica, and what its device and rows are."""
-
-    forward_s: float
-    backward_s: float
-    rows: int
-    speed: float
-
-    @property
-    def whole_s(self) -> float:
-        """Forward and backward."""
-        return self.forward_s + self.backward_s
-
-
-def replica_times(problem: PlanningProblem, stage: Stage) -> list[ReplicaTimes]:
-    """The times of the replicas that differ."""
-    devices = problem.cluster.devices
-    layers, run = prepare(problem).layers, (stage.layers.start, stage.layers.stop)
-    kinds = {
-        (rows, devices[device].speed)
-        for device, rows in zip(stage.devices, stage.slices, strict=True)
-    }
-    return [
-        ReplicaTimes(
-            layers.forward_s(run, rows) / speed,
-            layers.backward_s(run, rows) / speed,
-            rows,
-            speed,
-        )
-        for rows, speed in kinds
-    ]
 
 
 def messages(problem: PlanningProblem, before: Stage, stage: Stage) -> tuple[float, ...]:
@@ -295,34 +262,34 @@ def messages(problem: PlanningProblem, before: Stage, stage: Stage) -> tuple[flo
     """
     rows = sum(stage.slices)
     key = (stage.layers.start, stage.layers.stop, before.devices, stage.devices, rows)
-    return recalled(problem, messages, key, lambda: messages_of_cut(problem, before, stage, rows))
+
+    def computed() -> tuple[float, ...]:
+        known = prepare(problem)
+        edges = [edge for edge in known.near[stage.layers.start] if edge.consumer in stage.layers]
+        transfer_s = problem.cluster.transfer_s
+        if before.replicas == stage.replicas == 1:
+            one, other = before.devices[0], stage.devices[0]
+            back_rows = [1 if edge.goes_whole else rows for edge in edges]
+            down_s = sum(transfer_s(one, other, edge.bytes.at(rows)) for edge in edges)
+            up_s = sum(
+                transfer_s(other, one, edge.gradient_bytes.at(n))
+                for edge, n in zip(edges, back_rows, strict=True)
+            )
+            return down_s, up_s, down_s
+        rate = sum(known.receive_rates[device] for device in stage.devices)
+        if any(host.separate_links for host in problem.cluster.hosts):
+            # A device there receives from every sender at once.
+            rate *= before.replicas
+        floors = [floor_of(edge.bytes, rows) for edge in edges]
+        return 0.0, 0.0, sum(size.at(rows) for size in floors) / rate
+
+    return recalled(problem, messages, key, computed)
 
 
-def messages_of_cut(
-    problem: PlanningProblem, before: Stage, stage: Stage, rows: int
-) -> tuple[float, ...]:
-    known = prepare(problem)
-    edges = [edge for edge in known.near[stage.layers.start] if edge.consumer in stage.layers]
-    transfer_s = problem.cluster.transfer_s
-    if before.replicas == stage.replicas == 1:
-        one, other = before.devices[0], stage.devices[0]
-        back_rows = [1 if edge.goes_whole else rows for edge in edges]
-        down_s = sum(transfer_s(one, other, edge.bytes.at(rows)) for edge in edges)
-        up_s = sum(
-            transfer_s(other, one, edge.gradient_bytes.at(n))
-            for edge, n in zip(edges, back_rows, strict=True)
-        )
-        return down_s, up_s, down_s
-    rate = sum(known.receive_rates[device] for device in stage.devices)
-    if any(host.separate_links for host in problem.cluster.hosts):
-        # A device there receives from every sender at once.
-        rate *= before.replicas
-    floors = [floor_of(edge.bytes, rows) for edge in edges]
-    return 0.0, 0.0, sum(size.at(rows) for size in floors) / rate
-
-
-def gradient_tail_s(problem: PlanningProblem, stage: Stage, slow: ReplicaTimes) -> float:
-    """Least seconds from the start of the last backward to the end of the optimizer's step.
+def gradient_tail_s(
+    problem: PlanningProblem, stage: Stage, rows: int, speed: float, back_s: float
+) -> float:
+    """Least seconds from the start of the last backward, of ``back_s``, to the end of the step.
 
     Gradients come from the last layer on; nothing is reduced before `BUCKET_BYTES` are there. Where
     devices divide parameters, gradients are summed in the backwards.
@@ -332,12 +299,12 @@ def gradient_tail_s(problem: PlanningProblem, stage: Stage, slow: ReplicaTimes) 
     fastest = max(problem.cluster.devices[device].speed for device in stage.devices)
     step_s = size_bytes * problem.profile.step_s_per_byte / fastest
     if problem.sharding_of(stage) == "parameters":
-        return slow.backward_s + step_s / stage.replicas
+        return back_s + step_s / stage.replicas
     if stage.replicas == 1 or size_bytes <= 0:
-        return slow.backward_s + step_s
-    ready_s = layers.backward_s((layers.first_bucket(run), stage.layers.stop), slow.rows)
+        return back_s + step_s
+    ready_s = layers.backward_s((layers.first_bucket(run), stage.layers.stop), rows)
     reduce_s = size_bytes / BUCKET_BYTES * bucket_s(problem, stage)
-    return max(slow.backward_s, ready_s / slow.speed + reduce_s) + step_s
+    return max(back_s, ready_s / speed + reduce_s) + step_s
 
 
 def bucket_s(problem: PlanningProblem, stage: Stage) -> float:

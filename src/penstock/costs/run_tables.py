@@ -79,14 +79,10 @@ def at(costs: Floats, samples: float) -> Floats:
     return costs[FIXED] + samples * costs[EACH]
 
 
-def of_runs(sums: Floats) -> Floats:
-    """The sum of every run, from sums up to each cut."""
-    return sums[None, :] - sums[:, None]
-
-
 def runs_at(sums: Floats, samples: float) -> Floats:
     """The cost of every run for ``samples`` samples, from sums up to each cut."""
-    return of_runs(sums[FIXED]) + samples * of_runs(sums[EACH])
+    fixed, each = (own[None, :] - own[:, None] for own in (sums[FIXED], sums[EACH]))
+    return fixed + samples * each
 
 
 def prefix_sums(values: Iterable[float]) -> Floats:

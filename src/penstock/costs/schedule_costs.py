@@ -46,9 +46,10 @@ def cost_of_stage(problem: PlanningProblem, plan: Plan, index: int, replica: int
     transfer_s = 0.0
     if index + 1 < len(plan.stages) and plan.stages[index + 1].devices != stage.devices:
         after = plan.stages[index + 1]
-        moved, after_s = transfer(problem, stage, after), stage_seconds(problem, after).backward_s
-        down_s = seconds_after(problem, stage, seconds.forward_s, moved.forward_s)
-        transfer_s = (down_s + seconds_after(problem, after, after_s, moved.backward_s)) / 2
+        down_s, up_s = transfer(problem, stage, after)
+        after_s = stage_seconds(problem, after).backward_s
+        down_s = seconds_after(problem, stage, seconds.forward_s, down_s)
+        transfer_s = (down_s + seconds_after(problem, after, after_s, up_s)) / 2
     return StageCost(
         forward_s=seconds.forward_s,
         input_backward_s=max(0.0, seconds.backward_s - seconds.weight_s),

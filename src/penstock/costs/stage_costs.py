@@ -5,7 +5,6 @@ All times are of one micro-batch, all sizes of one device.
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.collectives import all_reduce_costs, message_resources
@@ -17,28 +16,8 @@ from penstock.plan.plan import SHARDINGS, Plan, Stage
 from penstock.plan.problem import PlanningProblem, recalled
 from penstock.plan.row_split import row_overlaps, split_rows
 from penstock.profile.model_profile import Affine
-from penstock.schedule.family import DepthFunction
 from penstock.schedule.registry import FAMILIES
-from penstock.schedule.shape import PipelineShape
-from penstock.schedule.warm_up import warm_up_depths
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """Seconds to send a micro-batch's tensors to the next stage, and their gradients back."""
-
-    forward_s: float
-    backward_s: float
-
-    @property
-    def round_trip_s(self) -> float:
-        """There and back."""
-        return self.forward_s + self.backward_s
-
-    @property
-    def busier_s(self) -> float:
-        """The busier direction: links carry both at once."""
-        return max(self.forward_s, self.backward_s)
+from penstock.schedule.warm_up import DepthFunction
 
 
 def depth_function(schedule: str) -> DepthFunction:
@@ -105,8 +84,10 @@ def stage_seconds(problem: PlanningProblem, stage: Stage) -> StageSeconds:
     return recalled(problem, stage_seconds, key, computed)
 
 
-def transfer(problem: PlanningProblem, sender: Stage, receiver: Stage) -> Transfer:
-    """Seconds between two neighbouring stages, as if all that crosses the cut passed there.
+def transfer(problem: PlanningProblem, sender: Stage, receiver: Stage) -> tuple[float, float]:
+    """Seconds to send a micro-batch's tensors to the next stage, and their gradients back.
+
+    They are as if all that crosses the cut passed between the two.
 
     In fact a tensor for a later stage goes straight to it. Charging it to each cut that it crosses
     keeps the recurrence a chain. The simulator sends the tensor on its true path.
@@ -115,13 +96,11 @@ def transfer(problem: PlanningProblem, sender: Stage, receiver: Stage) -> Transf
     down = (sender.devices, sender.slices, receiver.devices, receiver.slices)
     up = (receiver.devices, receiver.slices, sender.devices, sender.slices)
 
-    def computed() -> Transfer:
+    def computed() -> tuple[float, float]:
         runs = whole_chain(problem).runs
         activations, gradients = (Affine(*sizes[:, cut].tolist()) for sizes in (runs.down, runs.up))
-        return Transfer(
-            forward_s=split_concat_s(cluster, *down, activations.at),
-            backward_s=split_concat_s(cluster, *up, gradients.at),
-        )
+        down_s = split_concat_s(cluster, *down, activations.at)
+        return down_s, split_concat_s(cluster, *up, gradients.at)
 
     return recalled(problem, transfer, (cut, *down), computed)
 
@@ -187,15 +166,9 @@ def plan_peaks_bytes(problem: PlanningProblem, plan: Plan) -> tuple[float, ...]:
 
 def depths_of(plan: Plan) -> tuple[int, ...]:
     """The most micro-batches that each stage of ``plan`` has in flight."""
-    depth = depth_function(plan.schedule)
-    exactly_as_limited = plan.schedule == "early-backward" and plan.in_flight_limit
-
-    def in_flight(shape: PipelineShape, stage: int) -> int:
-        if exactly_as_limited:
-            return shape.limit(stage)
-        return depth(shape.stages - stage, shape.micro_batches)
-
-    return warm_up_depths(plan.shape(), in_flight)
+    # Raises for a schedule that plans are not made for.
+    depth_function(plan.schedule)
+    return FAMILIES[plan.schedule].depths(plan.shape())
 
 
 def estimate_s(problem: PlanningProblem, plan: Plan) -> float:
@@ -215,7 +188,8 @@ def estimate_s(problem: PlanningProblem, plan: Plan) -> float:
         own_s = plan.micro_batches * busy_s + seconds.after_s
         if index + 1 < len(plan.stages):
             moved = transfer(problem, stage, plan.stages[index + 1])
-            own_s = max(own_s, plan.micro_batches * moved.busier_s)
-            rest_s += busy_s + moved.round_trip_s
+            # Links carry both directions at once.
+            own_s = max(own_s, plan.micro_batches * max(moved))
+            rest_s += busy_s + sum(moved)
         rest_s = max(own_s, rest_s)
     return rest_s

@@ -16,7 +16,6 @@ from penstock.core import native
 from penstock.errors import BadInput
 from penstock.schedule.action import ACTION_KINDS, KIND_CODES
 from penstock.schedule.concurrent_clock import ConcurrentIteration
-from penstock.schedule.order import Order
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 
@@ -49,59 +48,47 @@ def makespan_s(schedule: Schedule, shape: PipelineShape) -> float:
 
 def times_of(schedule: Schedule, shape: PipelineShape) -> ActionTimes:
     """Start and end of every action, each as early as its order and its dependencies allow."""
-    streams, start, reached = play_as_far_as_possible(schedule, shape)
-    taken = seconds_by_kind(shape)
-    starts: list[npt.NDArray[np.float64]] = []
-    ends: list[npt.NDArray[np.float64]] = []
-    begin = 0
-    for stream, stop in zip(streams, reached, strict=True):
-        if stop < begin + len(stream):
-            raise BadInput(
-                f"action {stream[stop - begin]} waits for ever; `validate` explains the deadlock"
-            )
-        own = start[begin : begin + len(stream)]
-        starts.append(own)
-        ends.append(own + taken[stream.kinds, stream.stages])
-        begin += len(stream)
+    start_s, played = play_as_far_as_possible(schedule, shape)
+    for order, stop in zip(schedule.orders, played, strict=True):
+        if stop < len(order):
+            raise BadInput(f"action {order[stop]} waits for ever; `validate` explains the deadlock")
     if schedule.concurrent:
-        return times_side_by_side(schedule, shape)
-    return ActionTimes(tuple(starts), tuple(ends))
-
-
-def times_side_by_side(schedule: Schedule, shape: PipelineShape) -> ActionTimes:
-    """`times_of` for schedules whose forwards run beside backwards (see `concurrent_clock`)."""
-    spans = ConcurrentIteration(schedule, shape).run()
-    columns = [
-        tuple(np.array([spans[action][end] for action in order]) for order in schedule.orders)
-        for end in (0, 1)
-    ]
-    return ActionTimes(*columns)
+        spans = ConcurrentIteration(schedule, shape).run()
+        columns = [
+            tuple(np.array([spans[action][end] for action in order]) for order in schedule.orders)
+            for end in (0, 1)
+        ]
+        return ActionTimes(*columns)
+    taken, pairs = seconds_by_kind(shape), zip(start_s, schedule.orders, strict=True)
+    end_s = (own_s + taken[order.kinds, order.stages] for own_s, order in pairs)
+    return ActionTimes(tuple(start_s), tuple(end_s))
 
 
 def play_as_far_as_possible(
     schedule: Schedule, shape: PipelineShape
-) -> tuple[tuple[Order, ...], npt.NDArray[np.float64], list[int]]:
-    """The orders, the start of every action, and the index at which each order stops.
+) -> tuple[list[npt.NDArray[np.float64]], list[int]]:
+    """The start of every action, and how many are played, of each group.
 
     A group runs one action at a time here, even if the schedule is concurrent: an order that can be
     played so can also be played with forwards beside backwards.
     """
-    streams = schedule.orders
-    first = list(accumulate(map(len, streams), initial=0))
+    first = list(accumulate(map(len, schedule.orders), initial=0))
     cells = shape.stages * shape.micro_batches
     actions = np.concatenate(
         [
             order.kinds * np.int64(cells)
             + order.stages * np.int64(shape.micro_batches)
             + order.micro_batches
-            for order in streams
+            for order in schedule.orders
         ]
     )
     pipe = native.IdealPipe(
         shape.stages, shape.micro_batches, seconds_by_kind(shape), transfers_s(shape)
     )
     start = np.full(len(actions), inf)
-    return streams, start, native.play_orders(pipe, first, actions, start)
+    reached = native.play_orders(pipe, first, actions, start)
+    played = [stop - begin for stop, begin in zip(reached, first[:-1], strict=True)]
+    return np.split(start, first[1:-1]), played
 
 
 def seconds_by_kind(shape: PipelineShape) -> npt.NDArray[np.float64]:

@@ -1,6 +1,6 @@
 """Checks that a schedule suits the pipeline that it is made for: placement and limits."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from penstock.errors import BadInput
 from penstock.schedule.schedule import Schedule
@@ -54,8 +54,7 @@ def check_room(
                 f"micro-batch"
             )
     saved = saved_bytes or [shape.cost(stage).saved_bytes for stage in range(shape.stages)]
-    for direction in range(min(1 + shape.mirrored, shape.micro_batches)):
-        group_of = [shape.group_of(stage, direction) for stage in range(shape.stages)]
+    for group_of in shape.ways[: shape.micro_batches]:
         for group, limit_bytes in enumerate(shape.memory_bytes):
             needed = sum(own for own, g in zip(saved, group_of, strict=True) if g == group)
             if needed > limit_bytes * slack:
@@ -66,17 +65,14 @@ def check_room(
                 )
 
 
-def keeps_limits(schedule: Schedule, shape: PipelineShape) -> bool:
-    """Return whether each stage keeps its in-flight limit and each group its memory limit."""
-    return not excess(schedule, shape)
-
-
-def checked_fit(schedule: Schedule, shape: PipelineShape, name: str) -> Schedule:
-    """``schedule`` itself, if it stays within the limits of the shape."""
-    words = excess(schedule, shape)
-    if words:
-        raise BadInput(
-            f"schedule '{name}' with {shape.micro_batches} micro-batches {words}; take fewer or "
-            f"smaller micro-batches, recompute or choose a schedule that keeps fewer in flight"
-        )
-    return schedule
+def first_that_fits(name: str, shape: PipelineShape, schedules: Iterable[Schedule]) -> Schedule:
+    """The first of the ``schedules`` of a family that stays within the limits of the shape."""
+    words = ""
+    for schedule in schedules:
+        words = excess(schedule, shape)
+        if not words:
+            return schedule
+    raise BadInput(
+        f"schedule '{name}' with {shape.micro_batches} micro-batches {words}; take fewer or "
+        f"smaller micro-batches, recompute or choose a schedule that keeps fewer in flight"
+    )

@@ -111,12 +111,17 @@ class PipelineShape:
         >>> PipelineShape(stages=4, micro_batches=1, placement=(0, 1, 1, 0)).stages_of(0)
         (0, 3)
         """
+        return tuple(s for s in range(self.stages) if any(way[s] == group for way in self.ways))
+
+    @cached_property
+    def ways(self) -> tuple[tuple[int, ...], ...]:
+        """The device group of every stage: for all micro-batches, or for the even and the odd.
+
+        >>> PipelineShape(stages=3, micro_batches=2, mirrored=True).ways
+        ((0, 1, 2), (2, 1, 0))
+        """
         directions = (0, 1) if self.mirrored else (0,)
-        return tuple(
-            s
-            for s in range(self.stages)
-            if any(self.group_of(s, direction) == group for direction in directions)
-        )
+        return tuple(tuple(self.group_of(s, way) for s in range(self.stages)) for way in directions)
 
     def limit(self, stage: int) -> int:
         """The most micro-batches that may be in flight on ``stage``."""

@@ -39,7 +39,8 @@ def schedule_from_slots(shape: PipelineShape, forwards: Whole, backwards: Whole)
     """
     cells = shape.stages * shape.micro_batches
     slots = np.concatenate([backwards.ravel(), forwards.ravel()])
-    groups = np.tile(groups_of_cells(shape).ravel(), 2)
+    way_of = np.arange(shape.micro_batches) % len(shape.ways)
+    groups = np.tile(np.array(shape.ways).T[:, way_of].ravel(), 2)
     # One number sorts by group, then slot; a stable sort keeps backwards before forwards.
     by_slot = np.argsort(groups * (int(slots.max()) + 1) + slots, kind="stable")
     kinds = np.where(by_slot < cells, BACKWARD, FORWARD)
@@ -58,15 +59,3 @@ def schedule_of_groups(
             for a, b in pairwise([0, *ends])
         )
     )
-
-
-def groups_of_cells(shape: PipelineShape) -> Whole:
-    """The device group of every stage and micro-batch, as an array of that shape."""
-    groups = np.array(
-        [
-            [shape.group_of(stage, direction) for direction in (0, 1)]
-            for stage in range(shape.stages)
-        ],
-        dtype=np.int64,
-    )
-    return groups[:, np.arange(shape.micro_batches) % 2]

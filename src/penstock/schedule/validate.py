@@ -48,12 +48,7 @@ def check_places(schedule: Schedule, shape: PipelineShape) -> None:
             f"the schedule orders {len(schedule.orders)} device groups, the pipeline has "
             f"{shape.groups}; give one order for each"
         )
-    groups = np.array(
-        [
-            [shape.group_of(stage, direction) for stage in range(shape.stages)]
-            for direction in (0, 1)
-        ]
-    )
+    groups = np.array(shape.ways)
     for group, order in enumerate(schedule.orders):
         stages, micro = order.stages, order.micro_batches
         outside = (
@@ -64,7 +59,7 @@ def check_places(schedule: Schedule, shape: PipelineShape) -> None:
                 f"action {action} of group {group} is outside {shape.stages} stages and "
                 f"{shape.micro_batches} micro-batches; both are numbered from 0"
             )
-        for action in chosen(order, groups[micro % 2, stages] != group):
+        for action in chosen(order, groups[micro % len(groups), stages] != group):
             raise BadInput(
                 f"action {action} stands in the order of group {group}, but stage "
                 f"{action.stage} is on group {shape.group_of(action.stage, action.micro_batch)}"
@@ -137,14 +132,15 @@ def recomputes_of(cells: npt.NDArray[np.int64], shape: PipelineShape) -> Iterato
 
 def check_deadlock_free(schedule: Schedule, shape: PipelineShape) -> None:
     """Raise if orders and dependencies together have a cycle, by playing the schedule."""
-    streams, _, reached = play_as_far_as_possible(schedule, shape)
-    ends = np.cumsum([len(stream) for stream in streams])
-    if any(stop < end for stop, end in zip(reached, ends.tolist(), strict=True)):
-        left = [
-            stream[stop - int(end) + len(stream) :]
-            for stream, stop, end in zip(streams, reached, ends, strict=True)
-        ]
-        raise BadInput(explain_deadlock(left, shape))
+    _, played = play_as_far_as_possible(schedule, shape)
+    left = [order[stop:] for order, stop in zip(schedule.orders, played, strict=True)]
+    if any(left):
+        cycle = cycle_of(wait_graph(left, shape))
+        words = " waits for ".join(map(str, [*cycle, cycle[0]]))
+        raise BadInput(
+            f"the schedule deadlocks: {words}; reorder these actions "
+            f"(warm-up depths must not grow from one stage to the next)"
+        )
 
 
 def excess(schedule: Schedule, shape: PipelineShape) -> str:
@@ -190,18 +186,8 @@ def in_flight_peaks(schedule: Schedule, shape: PipelineShape) -> tuple[int, ...]
     return tuple(peaks)
 
 
-def explain_deadlock(left: Sequence[Order], shape: PipelineShape) -> str:
-    """A sentence that names a cycle among ``left``, the actions that cannot be played."""
-    cycle = cycle_of(wait_graph(left, shape))
-    words = " waits for ".join(map(str, [*cycle, cycle[0]]))
-    return (
-        f"the schedule deadlocks: {words}; reorder these actions "
-        f"(warm-up depths must not grow from one stage to the next)"
-    )
-
-
 def wait_graph(left: Sequence[Order], shape: PipelineShape) -> dict[Action, list[Action]]:
-    """Actions that each action waits for: its predecessor in the order, and its dependencies."""
+    """Actions that each one waits for: its predecessor in the order, and its dependencies."""
     present = {action for order in left for action in order}
     graph: dict[Action, list[Action]] = {}
     for order in left:
@@ -235,8 +221,7 @@ def check_channels(schedule: Schedule, shape: PipelineShape) -> None:
     on a mirrored pipeline). A channel delivers in order, so a receiver that waits for a message
     other than the next one deadlocks.
     """
-    directions = (0, 1) if shape.mirrored else (0,)
-    for direction in directions:
+    for direction in range(len(shape.ways)):
         for kinds, word in ((FORWARDS, "activations"), (GRADIENTS, "gradients")):
             sent = [passed(schedule, shape, s, direction, kinds) for s in range(shape.stages)]
             for stage in range(shape.stages - 1):

@@ -7,17 +7,20 @@ from typing import TypeAlias
 from penstock.errors import BadInput
 from penstock.schedule.shape import ROUNDING, PipelineShape
 
-InFlight: TypeAlias = Callable[[PipelineShape, int], int]
-"""Wanted number of micro-batches in flight on a stage of a shape."""
+DepthFunction: TypeAlias = Callable[[int, int], int]
+"""Micro-batches in flight on a stage, from the numbers of stages left and of all micro-batches."""
 
 
-def warm_up_depths(shape: PipelineShape, in_flight: InFlight) -> tuple[int, ...]:
-    """Micro-batches in flight on each stage: as wanted, within its limit and those upstream.
+def warm_up_depths(shape: PipelineShape, depth: DepthFunction) -> tuple[int, ...]:
+    """Micro-batches in flight on each stage: ``depth``, within its limit and those upstream.
 
-    >>> warm_up_depths(PipelineShape(stages=3, micro_batches=9), lambda shape, stage: 5 - 2 * stage)
+    >>> warm_up_depths(PipelineShape(stages=3, micro_batches=9), lambda left, batches: 2 * left - 1)
     (5, 3, 1)
     """
-    wanted = (min(in_flight(shape, s), most_in_flight(shape, s)) for s in range(shape.stages))
+    wanted = (
+        min(depth(shape.stages - s, shape.micro_batches), most_in_flight(shape, s))
+        for s in range(shape.stages)
+    )
     return tuple(accumulate(wanted, min, initial=shape.micro_batches))[1:]
 
 

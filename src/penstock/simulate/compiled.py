@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core import native
-from penstock.simulate.orders import KIND_MASK, MICRO_SHIFT, STEP, FlatOrders, flatten
+from penstock.simulate.orders import KIND_MASK, MICRO_SHIFT, STEP, FlatOrders, Whole, flatten
 from penstock.simulate.trace import Span, Trace
 from penstock.simulate.workload import Parts, Workload
 
@@ -22,47 +22,62 @@ def played_s(parts: Parts, orders: FlatOrders) -> float:
 
 def play(workload: Workload) -> Trace:
     """Play all iterations. The schedule must be valid; otherwise the trace ends at the deadlock."""
-    orders = orders_of(workload)
-    played = native.play(workload.parts.in_core, orders.in_core, workload.steps_together)
-    kinds, words = kinds_of_words(workload, orders), played.actions
-    messages = len(workload.messages) * workload.micro_batches
-    return Trace(
-        actions=spans_listed(words[kinds < STEP]),
-        messages=spans_listed(played.items[:messages]),
-        buckets=spans_listed(played.items[messages:]),
-        steps=spans_listed(words[kinds == STEP]),
-        iteration_s=played.end_s,
-    )
+    return played(workload).trace()
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """The result of a play without its spans.
+@dataclass(frozen=True)
+class Played:
+    """A played workload: the span of each of ``words``, and of its messages and then buckets.
 
-    ``ends_s[i]`` is when the last work of iteration ``i`` ends. ``busy_s`` are the seconds of
-    compute of each device with work, in the order of their numbers.
+    ``words`` has those of all compute streams for each device, device after device.
     """
 
-    ends_s: tuple[float, ...]
-    busy_s: tuple[float, ...]
+    workload: Workload
+    words: list[Whole]
+    spans: Spans
+    items: Spans
+    end_s: float
 
+    def trace(self) -> Trace:
+        """The spans by kind."""
+        kinds = np.concatenate(self.words) & KIND_MASK
+        messages = len(self.workload.messages) * self.workload.micro_batches
+        return Trace(
+            actions=spans_listed(self.spans[kinds < STEP]),
+            messages=spans_listed(self.items[:messages]),
+            buckets=spans_listed(self.items[messages:]),
+            steps=spans_listed(self.spans[kinds == STEP]),
+            iteration_s=self.end_s,
+        )
 
-def play_in_short(workload: Workload, micro_batches: int, iterations: int) -> Summary:
-    """Play iterations of ``micro_batches`` each, without a trace: for the largest plans."""
-    orders = orders_of(workload)
-    spans = native.play(workload.parts.in_core, orders.in_core, workload.steps_together).actions
-    each, ends_s, busy_s = workload.streams_each, np.zeros(iterations), dict[int, float]()
-    number = (orders.words >> MICRO_SHIFT) // micro_batches
-    is_wait, first = (orders.words & KIND_MASK) > STEP, 0
-    for work in workload.devices:
-        start, end = orders.start[work.group * each], orders.start[work.group * each + each]
-        rows = spans[first : first + end - start]
-        first += end - start
-        np.maximum.at(ends_s, np.where(is_wait[start:end], 0, number[start:end]), rows[:, 1])
+    def ends_s(self, micro_batches: int, iterations: int) -> list[float]:
+        """When the last action or step ends of each iteration of ``micro_batches``."""
+        words, ends_s = np.concatenate(self.words), np.zeros(iterations)
+        works = (words & KIND_MASK) <= STEP
+        number = (words[works] >> MICRO_SHIFT) // micro_batches
+        np.maximum.at(ends_s, number, self.spans[works, 1])
+        return np.maximum.accumulate(ends_s).tolist()
+
+    def busy_s(self) -> list[float]:
+        """Seconds of compute of each device with work, in the order of their numbers."""
+        spent_s = np.split(
+            self.spans[:, 1] - self.spans[:, 0], np.cumsum(list(map(len, self.words)))
+        )
+        devices = (work.device for work in self.workload.devices)
         # One after another, as a timeline's events are added up: to the last digit the same.
-        busy_s[work.device] = float(np.add.accumulate(rows[:, 1] - rows[:, 0])[-1])
-    of_devices = tuple(busy_s[device] for device in sorted(busy_s))
-    return Summary(tuple(np.maximum.accumulate(ends_s).tolist()), of_devices)
+        sums_s = (float(np.add.accumulate(own)[-1]) for own in spent_s[:-1])
+        return [busy_s for _, busy_s in sorted(zip(devices, sums_s, strict=True))]
+
+
+def played(workload: Workload) -> Played:
+    """Play all iterations, as `play` does."""
+    orders, each = orders_of(workload), workload.streams_each
+    found = native.play(workload.parts.in_core, orders.in_core, workload.steps_together)
+    words = [
+        orders.words[orders.start[work.group * each] : orders.start[work.group * each + each]]
+        for work in workload.devices
+    ]
+    return Played(workload, words, found.actions, found.items, found.end_s)
 
 
 def orders_of(workload: Workload) -> FlatOrders:
@@ -72,17 +87,6 @@ def orders_of(workload: Workload) -> FlatOrders:
         workload.instances,
         workload.micro_batches_per_iteration,
         iterations=workload.iterations,
-    )
-
-
-def kinds_of_words(workload: Workload, orders: FlatOrders) -> npt.NDArray[np.int64]:
-    """The kind of every word of every stream, device after device."""
-    each, kinds = workload.streams_each, orders.words & KIND_MASK
-    return np.concatenate(
-        [
-            kinds[orders.start[work.group * each] : orders.start[work.group * each + each]]
-            for work in workload.devices
-        ]
     )
 
 

@@ -9,7 +9,7 @@ devices take micro-batches in turn has one for each device, which is a group of 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import count
+from itertools import chain, count
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -101,17 +101,14 @@ def stages_of_instances(plan: Plan) -> tuple[Stage, ...]:
     True
     """
     if not plan.mirrored:
-        turns = (
-            replace(stage, devices=(device,), slices=stage.slices[:1])
-            for stage in plan.stages
-            if stage.in_turn
-            for device in stage.devices[1:]
-        )
-        first = (
-            replace(s, devices=s.devices[:1], slices=s.slices[:1]) if s.in_turn else s
+        # A stage whose devices take turns is one on each of them.
+        ways = [
+            [replace(s, devices=(device,), slices=s.slices[:1]) for device in s.devices]
+            if s.in_turn
+            else [s]
             for s in plan.stages
-        )
-        return (*first, *turns)
+        ]
+        return (*(way[0] for way in ways), *(one for way in ways for one in way[1:]))
     opposite = (
         replace(stage, devices=other.devices, slices=other.slices)
         for stage, other in zip(plan.stages, reversed(plan.stages), strict=True)
@@ -151,13 +148,7 @@ def copies_of(plan: Plan) -> tuple[tuple[int, ...], ...]:
 def instances_of(schedule: Schedule, plan: Plan) -> Instances:
     """The instances of a plan that runs ``schedule``, which is `dealt`."""
     weights, shape, copies = schedule.weights, plan.shape(), copies_of(plan)
-    directions = (0, 1) if shape.mirrored else (0,)
-    groups = [
-        shape.group_of(stage, direction)
-        for direction in directions
-        for stage in range(shape.stages)
-    ]
-    groups += range(shape.groups, len(schedule.orders))
+    groups = [*chain.from_iterable(shape.ways), *range(shape.groups, len(schedule.orders))]
     if weights.micro_batches_per_update and len(set(groups)) < len(groups):
         raise BadInput(
             f"weights are updated every {weights.micro_batches_per_update} micro-batches and "

@@ -25,13 +25,12 @@ The peak depends only on the order of work, not on its times, unless forwards ru
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.native import Holding, StageMemory, StageWork, most_bytes
+from penstock.core.native import Holding, StageWork, most_bytes
 from penstock.schedule.action import KIND_CODES, Action
 from penstock.schedule.order import Order
 from penstock.schedule.schedule import Schedule
@@ -43,34 +42,6 @@ from penstock.timeline.timeline import MemorySample
 Whole: TypeAlias = npt.NDArray[np.int64]
 
 F, B, W, R = (KIND_CODES[kind] for kind in ("F", "B", "W", "R"))
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Held:
-    """Numbers of micro-batches that a stage holds with everything saved, and with inputs only."""
-
-    saved: int = 0
-    inputs: int = 0
-
-    def after_start(self, action: Action, recomputed: bool) -> "Held":
-        """Micro-batches held while ``action`` runs: memory is allocated at its start."""
-        match action.kind:
-            case "F" if recomputed:
-                return Held(self.saved, self.inputs + 1)
-            case "F":
-                return Held(self.saved + 1, self.inputs)
-            case "R":
-                return Held(self.saved + 1, self.inputs - 1)
-            case "B" | "I" | "W":
-                return self
-
-    def after_end(self, action: Action) -> "Held":
-        """Micro-batches held after ``action``: B or W frees one."""
-        match action.kind:
-            case "B" | "W":
-                return Held(self.saved - 1, self.inputs)
-            case "F" | "R" | "I":
-                return self
 
 
 def held_while(schedule: Schedule, instances: Instances) -> tuple[tuple[Holding, ...], ...]:
@@ -159,24 +130,32 @@ def device_samples(
         for action in actions
         if action.kind == "R"
     }
-    held = dict.fromkeys(memories, Held())
+    # Micro-batches of each instance with everything saved, and with inputs only.
+    saved, inputs = dict.fromkeys(memories, 0), dict.fromkeys(memories, 0)
+
+    def resting_bytes() -> float:
+        return sum(memory.at(saved[i], inputs[i]) for i, memory in memories.items())
+
     workspace_bytes = 0.0
-    samples = [MemorySample(work.device, 0.0, resting_bytes(memories, held))]
+    samples = [MemorySample(work.device, 0.0, resting_bytes())]
     for time_s, starts, action in in_time(streams):
         # The schedule names actions of the first iteration.
         number = action.micro_batch % workload.micro_batches_per_iteration
         instance = workload.instances.of(Action(action.kind, action.stage, number))
         running_bytes = memories[instance].workspace_bytes
         if starts:
-            is_recomputed = (action.stage, action.micro_batch) in recomputed
-            held[instance] = held[instance].after_start(action, is_recomputed)
+            if action.kind == "F" and (action.stage, action.micro_batch) in recomputed:
+                inputs[instance] += 1
+            elif action.kind in ("F", "R"):
+                saved[instance] += 1
+                inputs[instance] -= action.kind == "R"
             workspace_bytes += running_bytes
         else:
-            held[instance] = held[instance].after_end(action)
+            saved[instance] -= action.kind in ("B", "W")
             workspace_bytes = max(0.0, workspace_bytes - running_bytes)
             if len(streams) == 1:
                 workspace_bytes = 0.0
-        level_bytes = resting_bytes(memories, held) + workspace_bytes
+        level_bytes = resting_bytes() + workspace_bytes
         if samples[-1].bytes != level_bytes:
             samples.append(MemorySample(work.device, time_s, level_bytes))
     return samples
@@ -195,11 +174,3 @@ def in_time(
     if len(streams) > 1:
         moments.sort(key=lambda moment: moment[:2])
     return moments
-
-
-def resting_bytes(memories: dict[int, StageMemory], held: dict[int, Held]) -> float:
-    """Bytes of all replicas on a device while nothing runs."""
-    return sum(
-        memory.at(held[instance].saved, held[instance].inputs)
-        for instance, memory in memories.items()
-    )

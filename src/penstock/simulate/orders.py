@@ -28,7 +28,6 @@ from penstock.schedule.action import ACTION_KINDS, KIND_CODES
 from penstock.schedule.order import Order
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.schedule import Schedule
-from penstock.schedule.warm_up import warm_up_depths
 from penstock.simulate.instances import Instances, StageUse, dealt, instances_of, updating
 from penstock.simulate.memory import held_while
 
@@ -78,18 +77,17 @@ def orders_of_plan(plan: Plan) -> FlatOrders:
     """The orders of one iteration of ``plan``; they are valid."""
     check_choices(plan)
     family, shape = FAMILIES.get(plan.schedule), plan.shape()
-    in_flight = family.in_flight if family else None
     limited = plan.schedule == "gpipe" and plan.in_flight_limit
     in_turn = any(stage.in_turn for stage in plan.stages)
-    if in_flight is None or limited or shape.placement or shape.mirrored or in_turn:
+    is_special = limited or shape.placement or shape.mirrored or in_turn
+    if family is None or not family.is_early_backward or is_special:
         schedule = dealt(order_of(plan), plan)
         instances = instances_of(schedule, plan)
         held = held_while(schedule, instances)
         return flatten(schedule, instances, plan.micro_batches, held=held)
-    depths = warm_up_depths(shape, in_flight)
     orders = [
         early_backward_words(plan.micro_batches, depth, stage.recompute)
-        for stage, depth in zip(plan.stages, depths, strict=True)
+        for stage, depth in zip(plan.stages, family.depths(shape), strict=True)
     ]
     words = np.concatenate([words for words, _ in orders])
     sizes = [len(words) for words, _ in orders]

@@ -1,9 +1,7 @@
 """Simulates a plan on a cluster: timeline, iteration time, bubble and memory."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from penstock.cluster.cluster import Cluster
@@ -16,8 +14,7 @@ from penstock.profile.model_profile import ModelProfile
 from penstock.simulate import compiled
 from penstock.simulate.catalogue import workload_of
 from penstock.simulate.memory import held_while, memory_samples, peaks_bytes
-from penstock.simulate.trace import Trace, spans_of_actions, timeline_of
-from penstock.simulate.workload import Workload
+from penstock.simulate.trace import timeline_of
 from penstock.text import html_table, numbered, percent_text, seconds_text, size_text
 from penstock.timeline.metrics import bubble_fraction, peak_memory_bytes
 from penstock.timeline.timeline import Timeline
@@ -101,109 +98,46 @@ def simulate_plan(
         raise BadInput(f"{iterations} iterations to simulate; give at least 1")
     check_plan_fits_inputs(plan, profile, cluster)
     check_speeds(profile, cluster)
-    state = optimizer_bytes_per_parameter_byte
-    workload = workload_of_iterations(plan, profile, cluster, state, iterations)
+    schedule, ordered, repeats = order_of(plan), plan, iterations
+    if iterations > 1 and schedule.weights.micro_batches_per_update:
+        ordered, repeats = replace(plan, micro_batches=plan.micro_batches * iterations), 1
+        schedule = order_of(ordered)
+    workload = workload_of(
+        ordered,
+        profile,
+        cluster,
+        schedule,
+        optimizer_bytes_per_parameter_byte=optimizer_bytes_per_parameter_byte,
+        iterations=repeats,
+    )
     if workload.iterations > 1:
         # In a run no rank steps before it has the norms of the summed gradients of all.
         workload = replace(workload, steps_together=True)
-    if not with_timeline and not workload.schedule.concurrent:
-        return prediction_in_short(workload, cluster, plan.micro_batches, iterations)
-    trace = compiled.play(workload)
-    memory = memory_samples(workload, trace)
-    timeline = timeline_of(workload, trace, len(cluster.devices), memory, "predicted")
-    peaks = peaks_of(workload, timeline)
-    ends_s = ends_of_iterations(workload, trace, plan.micro_batches, iterations)
-    return prediction_of(timeline, ends_s, bubble_fraction(timeline), peaks, cluster)
-
-
-def prediction_in_short(
-    workload: Workload, cluster: Cluster, micro_batches: int, iterations: int
-) -> Prediction:
-    """The prediction without a timeline; only if forwards do not run beside backwards."""
-    summary = compiled.play_in_short(workload, micro_batches, iterations)
-    available_s = len(summary.busy_s) * summary.ends_s[-1]
-    bubble = max(0.0, 1.0 - sum(summary.busy_s) / available_s) if available_s else 0.0
-    timeline = Timeline((), len(cluster.devices), (), "predicted")
-    peaks = peaks_of(workload, timeline)
-    return prediction_of(timeline, summary.ends_s, bubble, peaks, cluster)
-
-
-def prediction_of(
-    timeline: Timeline,
-    ends_s: Sequence[float],
-    bubble: float,
-    peaks: tuple[float, ...],
-    cluster: Cluster,
-) -> Prediction:
-    """The prediction, given the ends of the iterations and the memory peaks."""
-    steady_s = ends_s[0]
-    if len(ends_s) > 1:
-        steady_s = (ends_s[-1] - ends_s[0]) / (len(ends_s) - 1)
+    played, devices = compiled.played(workload), cluster.devices
+    timeline = Timeline((), len(devices), (), "predicted")
+    if with_timeline or workload.schedule.concurrent:
+        trace = played.trace()
+        memory = memory_samples(workload, trace)
+        timeline = timeline_of(workload, trace, len(devices), memory, "predicted")
+    ends_s = played.ends_s(plan.micro_batches, iterations)
+    if workload.schedule.concurrent:
+        # The order alone says neither what runs side by side nor what is held meanwhile.
+        bubble, peaks = bubble_fraction(timeline), peak_memory_bytes(timeline)
+    else:
+        busy_s = played.busy_s()
+        available_s = len(busy_s) * ends_s[-1]
+        bubble = max(0.0, 1.0 - sum(busy_s) / available_s) if available_s else 0.0
+        held = held_while(workload.schedule, workload.instances)
+        members = workload.instances.members
+        peaks = peaks_bytes(workload.parts.stages, members, held, len(devices))
     return Prediction(
         timeline=timeline,
         iteration_s=ends_s[0],
         bubble=bubble,
         peak_memory_bytes=peaks,
-        too_full=tuple(
-            i for i, device in enumerate(cluster.devices) if peaks[i] > device.memory_bytes
-        ),
-        steady_s=steady_s,
+        too_full=tuple(i for i, device in enumerate(devices) if peaks[i] > device.memory_bytes),
+        steady_s=(ends_s[-1] - ends_s[0]) / (iterations - 1) if iterations > 1 else ends_s[0],
     )
-
-
-def workload_of_iterations(
-    plan: Plan,
-    profile: ModelProfile,
-    cluster: Cluster,
-    optimizer_bytes_per_parameter_byte: float,
-    iterations: int,
-) -> Workload:
-    """The work of several iterations: a repeated order or, without a flush, one long order."""
-    schedule = order_of(plan)
-    if iterations > 1 and schedule.weights.micro_batches_per_update:
-        plan, iterations = replace(plan, micro_batches=plan.micro_batches * iterations), 1
-        schedule = order_of(plan)
-    return workload_of(
-        plan,
-        profile,
-        cluster,
-        schedule,
-        optimizer_bytes_per_parameter_byte=optimizer_bytes_per_parameter_byte,
-        iterations=iterations,
-    )
-
-
-def peaks_of(workload: Workload, timeline: Timeline) -> tuple[float, ...]:
-    """Peak bytes on every device, from the order alone unless the schedule is concurrent."""
-    if workload.schedule.concurrent:
-        return peak_memory_bytes(timeline)
-    held = held_while(workload.schedule, workload.instances)
-    members = workload.instances.members
-    return peaks_bytes(workload.parts.stages, members, held, timeline.devices)
-
-
-def ends_of_iterations(
-    workload: Workload, trace: Trace, micro_batches: int, iterations: int
-) -> tuple[float, ...]:
-    """The end of the last action or step of each iteration."""
-    if iterations == 1:
-        return (trace.iteration_s,)
-    ends_s = [0.0] * iterations
-    for _, streams in spans_of_actions(workload, trace):
-        for actions, spans in streams:
-            for action, (_, end_s) in zip(actions, spans, strict=True):
-                number = action.micro_batch // micro_batches
-                ends_s[number] = max(ends_s[number], end_s)
-    first, per_update = 0, workload.instances.micro_batches_per_update
-    for work in workload.devices:
-        count = workload.instances.steps_of(work.group) * workload.iterations
-        for index, (_, end_s) in enumerate(trace.steps[first : first + count]):
-            number = min(index, iterations - 1)
-            if per_update:
-                number = ((index + 1) * per_update - 1) // micro_batches
-            ends_s[number] = max(ends_s[number], end_s)
-        first += count
-    return tuple(accumulate(ends_s, max))
 
 
 def check_plan_fits_inputs(plan: Plan, profile: ModelProfile, cluster: Cluster) -> None:

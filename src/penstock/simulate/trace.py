@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import TypeAlias
 
 from penstock.schedule.action import Action
@@ -29,14 +28,6 @@ class Trace:
     buckets: tuple[Span, ...]
     steps: tuple[Span, ...]
     iteration_s: float
-
-
-def first_actions(workload: Workload) -> tuple[int, ...]:
-    """The index of the first action of each device position in `Trace.actions`."""
-    counts = (
-        len(workload.schedule.of(work.group)) * workload.iterations for work in workload.devices
-    )
-    return tuple(accumulate(counts, initial=0))[:-1]
 
 
 def played_actions(workload: Workload, work: DeviceWork) -> tuple[list[Action], ...]:
@@ -66,7 +57,8 @@ def spans_of_actions(
     workload: Workload, trace: Trace
 ) -> Iterator[tuple[DeviceWork, tuple[tuple[list[Action], tuple[Span, ...]], ...]]]:
     """The actions and spans of each compute stream, by device."""
-    for work, first in zip(workload.devices, first_actions(workload), strict=True):
+    first = 0
+    for work in workload.devices:
         streams: list[tuple[list[Action], tuple[Span, ...]]] = []
         for actions in played_actions(workload, work):
             streams.append((actions, trace.actions[first : first + len(actions)]))

@@ -93,24 +93,16 @@ class MessageWork:
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
-    """Gradients that are summed over the members of a reduction in one operation."""
-
-    stage: int
-    seconds: float
-    bytes: float
-
-
-@dataclass(frozen=True, slots=True)
 class Reduction:
     """The gradient all-reduces among the replicas of some instances, bucket after bucket.
 
-    ``members`` are indices in `Workload.replicas`. The buckets are summed ``rounds`` times.
+    ``members`` are indices in `Workload.replicas`. ``buckets`` has the share of gradients that each
+    bucket is of. They are summed ``rounds`` times.
     """
 
     instances: tuple[int, ...]
     members: tuple[int, ...]
-    buckets: tuple[Bucket, ...]
+    buckets: tuple[GradientShare, ...]
     rounds: int
 
 
@@ -194,7 +186,13 @@ class Workload:
     @cached_property
     def reductions(self) -> tuple[Reduction, ...]:
         """The reductions, sorted by their instances."""
-        return tuple(self.reduction(group[0], group[1]) for group in self.reduced)
+        made: list[Reduction] = []
+        for instances, shares, _ in self.reduced:
+            members = (r for i in instances for r in range(self.starts[i], self.starts[i + 1]))
+            buckets = (share for share in shares for _ in range(share.buckets))
+            rounds = max(self.instances.rounds[i] for i in instances) * self.iterations
+            made.append(Reduction(instances, tuple(members), tuple(buckets), rounds))
+        return tuple(made)
 
     @cached_property
     def works_on(self) -> tuple[frozenset[int], ...]:
@@ -204,16 +202,6 @@ class Workload:
             for action in order:
                 found[self.instances.of(action)].add(action.micro_batch)
         return tuple(map(frozenset, found))
-
-    def reduction(self, instances: tuple[int, ...], shares: Sequence[GradientShare]) -> Reduction:
-        members = (r for i in instances for r in range(self.starts[i], self.starts[i + 1]))
-        buckets = (
-            Bucket(self.instances.stage_of[instances[0]], share.seconds, share.bytes)
-            for share in shares
-            for _ in range(share.buckets)
-        )
-        rounds = max(self.instances.rounds[i] for i in instances) * self.iterations
-        return Reduction(instances, tuple(members), tuple(buckets), rounds)
 
     @property
     def actions(self) -> int:

@@ -10,9 +10,8 @@ import numpy.typing as npt
 
 from penstock.schedule.action import KIND_CODES
 from penstock.schedule.clock import times_of
-from penstock.schedule.families.early_backward import fewest_in_flight, one_f_one_b
+from penstock.schedule.families.early_backward import one_f_one_b
 from penstock.schedule.family import Family
-from penstock.schedule.fitting import checked_fit
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 from penstock.schedule.warm_up import warm_up_depths
@@ -31,7 +30,7 @@ def vanilla(shape: PipelineShape) -> Schedule:
     Each pass uses the newest weights. So a backward uses other weights than its forward did, and
     what it computes is not the gradient of any loss. It is the baseline for the other rules.
     """
-    return asynchronous(shape, WeightRule(1, (1,) * shape.stages), "vanilla")
+    return asynchronous(shape, WeightRule(1, (1,) * shape.stages))
 
 
 def pipedream(shape: PipelineShape) -> Schedule:
@@ -49,8 +48,8 @@ def pipedream(shape: PipelineShape) -> Schedule:
     So a stage keeps one version for every micro-batch in flight, up to ``p - k`` on stage ``k`` of
     ``p``.
     """
-    versions = warm_up_depths(shape, fewest_in_flight)
-    return asynchronous(shape, WeightRule(1, versions, version="forward"), "pipedream")
+    versions = warm_up_depths(shape, min)
+    return asynchronous(shape, WeightRule(1, versions, version="forward"))
 
 
 def pipedream_vertical_sync(shape: PipelineShape) -> Schedule:
@@ -63,9 +62,9 @@ def pipedream_vertical_sync(shape: PipelineShape) -> Schedule:
     On every stage, both passes of a micro-batch use the version that stage 0 used in its forward.
     So each stage keeps as many versions as stage 0 has micro-batches in flight.
     """
-    depth = warm_up_depths(shape, fewest_in_flight)[0]
+    depth = warm_up_depths(shape, min)[0]
     rule = WeightRule(1, (depth,) * shape.stages, version="first-stage")
-    return asynchronous(shape, rule, "pipedream-vertical-sync")
+    return asynchronous(shape, rule)
 
 
 def pipedream_2bw(shape: PipelineShape) -> Schedule:
@@ -82,9 +81,9 @@ def pipedream_2bw(shape: PipelineShape) -> Schedule:
     """
     size = micro_batches_per_update(shape)
     if shape.stages == 1:
-        return asynchronous(shape, WeightRule(size, (1,)), "2bw")
+        return asynchronous(shape, WeightRule(size, (1,)))
     rule = WeightRule(size, (2,) * shape.stages, version="update-before")
-    return asynchronous(shape, rule, "2bw")
+    return asynchronous(shape, rule)
 
 
 def spectrain(shape: PipelineShape) -> Schedule:
@@ -104,7 +103,7 @@ def spectrain(shape: PipelineShape) -> Schedule:
     forward, backward = prediction_leads(shape)
     versions = tuple(2 if any(lead) else 1 for lead in zip(forward, backward, strict=True))
     rule = WeightRule(1, versions, "momentum", forward, backward)
-    return asynchronous(shape, rule, "spectrain")
+    return asynchronous(shape, rule)
 
 
 def spectrain_v2(shape: PipelineShape) -> Schedule:
@@ -119,10 +118,10 @@ def spectrain_v2(shape: PipelineShape) -> Schedule:
     flight.
     """
     lead = updates_until_backward(shape)
-    depths = warm_up_depths(shape, fewest_in_flight)
+    depths = warm_up_depths(shape, min)
     versions = tuple(1 + d if s else 1 for s, d in zip(lead, depths, strict=True))
     rule = WeightRule(1, versions, "momentum", lead, version="forward")
-    return asynchronous(shape, rule, "spectrain-v2")
+    return asynchronous(shape, rule)
 
 
 def pipeoptim(shape: PipelineShape) -> Schedule:
@@ -137,7 +136,7 @@ def pipeoptim(shape: PipelineShape) -> Schedule:
     """
     lead = updates_until_backward(shape)
     versions = tuple(2 if s else 1 for s in lead)
-    return asynchronous(shape, WeightRule(1, versions, "optimizer", lead), "pipeoptim")
+    return asynchronous(shape, WeightRule(1, versions, "optimizer", lead))
 
 
 def updates_until_backward(shape: PipelineShape) -> tuple[int, ...]:
@@ -145,7 +144,7 @@ def updates_until_backward(shape: PipelineShape) -> tuple[int, ...]:
 
     One less than the micro-batches in flight: the others' backwards come first.
     """
-    return tuple(depth - 1 for depth in warm_up_depths(steady(shape), fewest_in_flight))
+    return tuple(depth - 1 for depth in warm_up_depths(steady(shape), min))
 
 
 def steady(shape: PipelineShape) -> PipelineShape:
@@ -175,7 +174,7 @@ def xpipe(shape: PipelineShape) -> Schedule:
     copies = 3 if size > 1 else 2
     versions = tuple(copies if any(lead) else 1 for lead in zip(forward, backward, strict=True))
     rule = WeightRule(size, versions, "adam", forward, backward, bellwether=True)
-    return asynchronous(shape, rule, "xpipe")
+    return asynchronous(shape, rule)
 
 
 def rounded(dividend: int, divisor: int) -> int:
@@ -183,9 +182,9 @@ def rounded(dividend: int, divisor: int) -> int:
     return (2 * dividend + divisor) // (2 * divisor)
 
 
-def asynchronous(shape: PipelineShape, rule: WeightRule, name: str) -> Schedule:
+def asynchronous(shape: PipelineShape, rule: WeightRule) -> Schedule:
     """1F1B with ``rule`` for its weights."""
-    return replace(checked_fit(one_f_one_b(shape), shape, name), weights=rule)
+    return replace(one_f_one_b(shape), weights=rule)
 
 
 def micro_batches_per_update(shape: PipelineShape) -> int:
@@ -241,7 +240,7 @@ def asynchronous_depths(shape: PipelineShape, rule: WeightRule) -> tuple[int, ..
     The same as 1F1B with many micro-batches, however few an iteration has. With two weight versions
     no stage may have more in flight than an update takes.
     """
-    depths = warm_up_depths(steady(shape), fewest_in_flight)
+    depths = warm_up_depths(steady(shape), min)
     if rule.version == "update-before":
         return tuple(min(depth, rule.micro_batches_per_update) for depth in depths)
     return depths

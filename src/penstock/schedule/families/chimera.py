@@ -3,7 +3,7 @@
 import numpy as np
 
 from penstock.schedule.family import Family
-from penstock.schedule.fitting import checked_fit, keeps_limits, stages_per_group
+from penstock.schedule.fitting import first_that_fits, stages_per_group
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 from penstock.schedule.timetable import schedule_from_slots
@@ -35,10 +35,7 @@ def chimera(shape: PipelineShape) -> Schedule:
     direction starts a cell later, so that no two forwards want the same cell.
     """
     stages_per_group(shape, "mirrored", "chimera")
-    schedule = steadily(shape)
-    if keeps_limits(schedule, shape):
-        return schedule
-    return checked_fit(in_units(shape), shape, "chimera")
+    return first_that_fits("chimera", shape, (make(shape) for make in (steadily, in_units)))
 
 
 def steadily(shape: PipelineShape) -> Schedule:

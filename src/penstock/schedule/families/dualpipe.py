@@ -6,7 +6,7 @@ import numpy.typing as npt
 from penstock.errors import BadInput
 from penstock.schedule.action import KIND_CODES
 from penstock.schedule.family import Family
-from penstock.schedule.fitting import checked_fit, stages_per_group
+from penstock.schedule.fitting import first_that_fits, stages_per_group
 from penstock.schedule.order import Order, order_from_arrays
 from penstock.schedule.recompute import with_recomputes
 from penstock.schedule.schedule import Schedule
@@ -38,29 +38,26 @@ def dualpipe(shape: PipelineShape) -> Schedule:
     innermost rank of both directions.
     """
     stages_per_group(shape, "mirrored", "dualpipe")
-    groups, half = shape.groups, (shape.groups + 1) // 2
+    return in_steps(shape, "dualpipe")
+
+
+def in_steps(shape: PipelineShape, name: str) -> Schedule:
+    """The orders of `order_of_steps` for all groups; those of a mirrored pipeline are in pairs."""
+    ways = 2 if shape.mirrored else 1
+    ranks = -(-shape.groups // ways)
     orders: list[Order] = []
-    for group in range(groups):
-        rank = min(group, groups - 1 - group)
-        steps = order_of_steps(rank, half, (shape.micro_batches + 1) // 2)
-        kinds, far, numbers = steps
-        # Odd micro-batches enter at the last group.
-        directions = far ^ int(group >= half)
-        stages = np.where(far, groups - 1 - rank, rank)
-        orders.append(order_of_existing(shape, kinds, stages, 2 * numbers + directions))
-    return checked_fit(Schedule(tuple(orders)), shape, "dualpipe")
-
-
-def order_of_existing(
-    shape: PipelineShape,
-    kinds: npt.NDArray[np.int64],
-    stages: npt.NDArray[np.int64],
-    micro_batches: npt.NDArray[np.int64],
-) -> Order:
-    """The order of these actions, without those of micro-batches beyond the shape's number."""
-    exists = micro_batches < shape.micro_batches
-    order = order_from_arrays(kinds[exists], stages[exists], micro_batches[exists])
-    return with_recomputes(order, shape)
+    for group in range(shape.groups):
+        rank = min(group, shape.groups - 1 - group) if shape.mirrored else group
+        kinds, far, numbers = order_of_steps(rank, ranks, -(-shape.micro_batches // ways))
+        stages = np.where(far, shape.stages - 1 - rank, rank)
+        micro_batches = ways * numbers
+        if shape.mirrored:
+            # Odd micro-batches enter at the last group.
+            micro_batches += far ^ int(group >= ranks)
+        exists = micro_batches < shape.micro_batches
+        order = order_from_arrays(kinds[exists], stages[exists], micro_batches[exists])
+        orders.append(with_recomputes(order, shape))
+    return first_that_fits(name, shape, [Schedule(tuple(orders))])
 
 
 def order_of_steps(
@@ -135,12 +132,7 @@ def dualpipe_v(shape: PipelineShape) -> Schedule:
             f"schedule 'dualpipe-v' with {rounds} stages on each device group; place two on each, "
             f"down and up again"
         )
-    orders: list[Order] = []
-    for rank in range(shape.groups):
-        kinds, far, numbers = order_of_steps(rank, shape.groups, shape.micro_batches)
-        stages = np.where(far, shape.stages - 1 - rank, rank)
-        orders.append(order_of_existing(shape, kinds, stages, numbers))
-    return checked_fit(Schedule(tuple(orders)), shape, "dualpipe-v")
+    return in_steps(shape, "dualpipe-v")
 
 
 DUALPIPE_V = Family(dualpipe_v, "folded", rounds=2, splits=True)

@@ -9,7 +9,7 @@ from penstock.schedule.order import Order, order_from_arrays
 from penstock.schedule.recompute import with_recomputes
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
-from penstock.schedule.warm_up import InFlight, most_in_flight, warm_up_depths
+from penstock.schedule.warm_up import DepthFunction, most_in_flight, warm_up_depths
 
 FORWARD, BACKWARD = KIND_CODES["F"], KIND_CODES["B"]
 
@@ -32,7 +32,7 @@ def gpipe(shape: PipelineShape) -> Schedule:
                 f"whose in-flight limit is {limit}; use schedule '1f1b', recompute or at most "
                 f"{limit} micro-batches"
             )
-    return early_backward(shape, in_flight=all_in_flight)
+    return early_backward(shape, all_in_flight)
 
 
 def one_f_one_b(shape: PipelineShape) -> Schedule:
@@ -50,7 +50,7 @@ def one_f_one_b(shape: PipelineShape) -> Schedule:
     stage 0   F0 F1 R0 B0 R1 B1
     stage 1   F0 B0 F1 B1
     """
-    return early_backward(shape, in_flight=fewest_in_flight)
+    return early_backward(shape, min)
 
 
 def deep_early_backward(shape: PipelineShape) -> Schedule:
@@ -68,35 +68,30 @@ def deep_early_backward(shape: PipelineShape) -> Schedule:
     stage 0   F0 F1 F2 F3 B0 B1 B2 B3
     stage 1   F0 F1 B0 F2 B1 F3 B2 B3
     """
-    return early_backward(shape, in_flight=deep_in_flight)
+    return early_backward(shape, all_in_flight if shape.in_flight_limit else deep_in_flight)
 
 
-def all_in_flight(shape: PipelineShape, stage: int) -> int:
+def all_in_flight(from_here: int, micro_batches: int) -> int:
     """In-flight depth of a stage in `gpipe`."""
-    return shape.micro_batches
+    return micro_batches
 
 
-def fewest_in_flight(shape: PipelineShape, stage: int) -> int:
-    """In-flight depth of a stage in `one_f_one_b`."""
-    return shape.stages - stage
+def deep_in_flight(from_here: int, micro_batches: int) -> int:
+    """In-flight depth of a stage in `deep_early_backward`, given the stages from it to the last."""
+    return min(2 * from_here - 1, micro_batches)
 
 
-def deep_in_flight(shape: PipelineShape, stage: int) -> int:
-    """In-flight depth of a stage in `deep_early_backward`."""
-    return shape.limit(stage) if shape.in_flight_limit else 2 * (shape.stages - stage) - 1
-
-
-def early_backward(shape: PipelineShape, in_flight: InFlight) -> Schedule:
+def early_backward(shape: PipelineShape, depth: DepthFunction) -> Schedule:
     """Warm up with K forwards, then one backward, one forward, then drain (DAPPLE, PPoPP 2021).
 
         F(0) .. F(K-1)   B(0) F(K)  B(1) F(K+1) ..  B(M-1)
 
-    The members of the family differ only in ``in_flight(shape, stage)``, which gives K. The limits
-    of the shape cap K, and a cap also holds for all later stages: a stage that waits for more
+    The members of the family differ only in ``depth``, which gives K. The limits of the shape cap
+    K, and a cap also holds for all later stages: a stage that waits for more
     forwards than the stage before it will send deadlocks.
 
     >>> limited = PipelineShape(stages=2, micro_batches=3, in_flight_limit=(1, 2))
-    >>> print(early_backward(limited, in_flight=lambda shape, stage: 2))
+    >>> print(early_backward(limited, lambda from_here, micro_batches: 2))
     stage 0   F0 B0 F1 B1 F2 B2
     stage 1   F0 B0 F1 B1 F2 B2
     """
@@ -106,7 +101,7 @@ def early_backward(shape: PipelineShape, in_flight: InFlight) -> Schedule:
             f"{shape.stages} stages on device groups {list(shape.placement)}: an early-backward "
             f"schedule gives each group one stage; place every stage on its own group"
         )
-    depths = warm_up_depths(shape, in_flight)
+    depths = warm_up_depths(shape, depth)
     return Schedule(
         tuple(
             order_of_stage(shape, stage, depths[stage])
@@ -124,15 +119,8 @@ def order_of_stage(shape: PipelineShape, stage: int, depth: int) -> Order:
     return with_recomputes(order_from_arrays(kinds[kept], stage, micro[kept]), shape)
 
 
-GPIPE = Family(
-    gpipe,
-    forwards_first=True,
-    depth=lambda from_here, micro_batches: micro_batches,
-    in_flight=all_in_flight,
-)
-ONE_F_ONE_B = Family(one_f_one_b, depth=min, in_flight=fewest_in_flight)
+GPIPE = Family(gpipe, forwards_first=True, depth=all_in_flight, is_early_backward=True)
+ONE_F_ONE_B = Family(one_f_one_b, depth=min, is_early_backward=True)
 EARLY_BACKWARD = Family(
-    deep_early_backward,
-    depth=lambda from_here, micro_batches: min(2 * from_here - 1, micro_batches),
-    in_flight=deep_in_flight,
+    deep_early_backward, depth=deep_in_flight, fills_limits=True, is_early_backward=True
 )

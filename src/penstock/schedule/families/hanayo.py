@@ -8,7 +8,7 @@ import numpy as np
 from penstock.schedule.families.early_backward import one_f_one_b
 from penstock.schedule.families.interleaved import Blocks, Numbers, even_blocks, short_blocks
 from penstock.schedule.family import Family
-from penstock.schedule.fitting import checked_fit, keeps_limits, stages_per_group
+from penstock.schedule.fitting import first_that_fits, stages_per_group
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 from penstock.schedule.timetable import schedule_from_slots
@@ -45,11 +45,9 @@ def hanayo(shape: PipelineShape) -> Schedule:
     micro-batches and the last one holds the remainder. One round is 1F1B.
     """
     if stages_per_group(shape, "folded", "hanayo") == 1:
-        return checked_fit(one_f_one_b(shape), shape, "hanayo")
-    schedule = waves_of_blocks(shape, even_blocks(shape))
-    if keeps_limits(schedule, shape):
-        return schedule
-    return checked_fit(waves_of_blocks(shape, short_blocks(shape)), shape, "hanayo")
+        return one_f_one_b(shape)
+    blocks = (even_blocks, short_blocks)
+    return first_that_fits("hanayo", shape, (waves_of_blocks(shape, of(shape)) for of in blocks))
 
 
 def waves_of_blocks(shape: PipelineShape, blocks: Blocks) -> Schedule:

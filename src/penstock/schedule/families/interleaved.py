@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from penstock.schedule.families.early_backward import one_f_one_b
 from penstock.schedule.family import Family
-from penstock.schedule.fitting import checked_fit, keeps_limits, stages_per_group
+from penstock.schedule.fitting import first_that_fits, stages_per_group
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
 from penstock.schedule.timetable import schedule_from_slots
@@ -90,14 +90,10 @@ def interleaved(shape: PipelineShape) -> Schedule:
     transfers take no time. Where even that is too much, all blocks but the last are of ``p``.
     """
     if stages_per_group(shape, "looped", "interleaved") == 1:
-        return checked_fit(one_f_one_b(shape), shape, "interleaved")
-    for slots_per_hop in (2, 1):
-        schedule = interleaved_in_blocks(shape, even_blocks(shape), slots_per_hop)
-        if keeps_limits(schedule, shape):
-            return schedule
-    return checked_fit(
-        interleaved_in_blocks(shape, short_blocks(shape), slots_per_hop=1), shape, "interleaved"
-    )
+        return one_f_one_b(shape)
+    ways = ((even_blocks, 2), (even_blocks, 1), (short_blocks, 1))
+    orders = (interleaved_in_blocks(shape, blocks(shape), hop) for blocks, hop in ways)
+    return first_that_fits("interleaved", shape, orders)
 
 
 def interleaved_in_blocks(shape: PipelineShape, blocks: Blocks, slots_per_hop: int) -> Schedule:
@@ -140,12 +136,9 @@ def breadth_first(shape: PipelineShape) -> Schedule:
     width = max(shape.groups, shape.micro_batches)
     chunks, ranks = np.divmod(np.arange(shape.stages)[:, None], shape.groups)
     forwards = chunks * width + ranks + np.arange(shape.micro_batches)
-    return checked_fit(
-        # The backwards pass the stages in the reverse order of the forwards.
-        schedule_from_slots(shape, forwards, int(forwards.max()) + 1 + forwards[::-1]),
-        shape,
-        "breadth-first",
-    )
+    # The backwards pass the stages in the reverse order of the forwards.
+    schedule = schedule_from_slots(shape, forwards, int(forwards.max()) + 1 + forwards[::-1])
+    return first_that_fits("breadth-first", shape, [schedule])
 
 
 BREADTH_FIRST = Family(breadth_first, "looped", forwards_first=True)

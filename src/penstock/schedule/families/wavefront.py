@@ -28,20 +28,16 @@ def wavefront(shape: PipelineShape) -> Schedule:
     ``(1 + (4 S - 4)/M) C + max R``: among actions of equal sum a resource serves at most one
     micro-batch forward and one backward, and the largest sum is ``M + 4 S - 4``.
     """
-    return early_backward(
-        shape, in_flight=lambda shape, stage: wavefront_depth(shape.stages - stage)
-    )
+    return early_backward(shape, wavefront_depth)
 
 
-def wavefront_depth(stages_from_here: int) -> int:
+def wavefront_depth(from_here: int, micro_batches: int) -> int:
     """Micro-batches in flight on a stage, given the number of stages from it to the last one.
 
-    >>> [wavefront_depth(stages) for stages in (1, 2, 3)]
+    >>> [wavefront_depth(stages, 99) for stages in (1, 2, 3)]
     [1, 4, 8]
     """
-    return max(1, 4 * (stages_from_here - 1))
+    return min(max(1, 4 * (from_here - 1)), micro_batches)
 
 
-WAVEFRONT = Family(
-    wavefront, depth=lambda from_here, micro_batches: min(wavefront_depth(from_here), micro_batches)
-)
+WAVEFRONT = Family(wavefront, depth=wavefront_depth, is_early_backward=True)

@@ -53,7 +53,7 @@ def handcrafted(shape: PipelineShape, name: str, slope: int) -> Schedule:
     """1F1B in which each stage has ``slope`` micro-batches more in flight than the next."""
     stages_per_group(shape, "straight", name)
     m = np.arange(shape.micro_batches)
-    depths = warm_up_depths(shape, lambda shape, s: slope * (shape.stages - 1 - s) + 1)
+    depths = warm_up_depths(shape, lambda from_here, batches: slope * (from_here - 1) + 1)
     d = np.array(depths)[:, np.newaxis]
     forwards = np.where(m < d, m, 2 * m - d + 1)
     backwards = 2 * m + d

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 from penstock.errors import BadInput
 from penstock.schedule.family import Family
-from penstock.schedule.fitting import keeps_limits
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.searched.list_search import quickest_order
 from penstock.schedule.shape import PipelineShape
+from penstock.schedule.validate import excess
 
 HANDCRAFTED = (
     "1f1b",
@@ -53,16 +53,15 @@ def zero_bubble(shape: PipelineShape) -> Schedule:
 
 def within_micro_batches(shape: PipelineShape, micro_batches: int) -> PipelineShape:
     """``shape`` with memory on each group for this number of micro-batches."""
-    directions = (0, 1) if shape.mirrored else (0,)
     memory_bytes = tuple(
         micro_batches
         * max(
             sum(
                 max(shape.cost(s).saved_bytes, shape.cost(s).bytes_until_weight_backward)
                 for s in range(shape.stages)
-                if shape.group_of(s, direction) == group
+                if way[s] == group
             )
-            for direction in directions
+            for way in shape.ways
         )
         for group in range(shape.groups)
     )
@@ -80,7 +79,7 @@ def fitting_schedules(names: tuple[str, ...], shape: PipelineShape) -> Iterator[
                 schedule = FAMILIES[name].make(shape)
             except BadInput:
                 continue
-            if keeps_limits(schedule, shape):
+            if not excess(schedule, shape):
                 yield schedule
 
 

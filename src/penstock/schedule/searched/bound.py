@@ -25,7 +25,6 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 from itertools import accumulate
 from math import inf
-from typing import NamedTuple
 
 from penstock.schedule.action import Action, ActionKind
 from penstock.schedule.clock import transfers_s
@@ -37,26 +36,12 @@ SLACK = 2 * ROUNDING - 1
 makes the bound too high."""
 
 
-class Arc(NamedTuple):
-    """``after`` starts at least ``transfer_s`` seconds after the end of ``before``."""
-
-    before: Action
-    after: Action
-    transfer_s: float
+KINDS: tuple[ActionKind, ...] = ("F", "I", "W")
+"""The kinds of action of schedules with split backwards, in the order of a micro-batch."""
 
 
-class Wait(NamedTuple):
-    """At most ``most`` micro-batches are between F of one stage and ``end`` of ``of_stage``."""
-
-    end: ActionKind
-    of_stage: int
-    most: int
-
-
-def makespan_bound_s(shape: PipelineShape, *, split: bool = True) -> float:
+def makespan_bound_s(shape: PipelineShape) -> float:
     """Seconds below which no valid schedule of ``shape`` ends.
-
-    ``split`` false: the bound holds only for schedules with whole backwards, and may be higher.
 
     Every action has a head and a tail (`heads_and_tails`), and actions of one device group do not
     overlap. So for any set of actions of a group, the makespan is at least the least head in the
@@ -66,14 +51,12 @@ def makespan_bound_s(shape: PipelineShape, *, split: bool = True) -> float:
     action with the longest path through it. Where memory is short, heads and tails include the
     round trips that a micro-batch must wait for.
 
-    >>> makespan_bound_s(PipelineShape(stages=3, micro_batches=4), split=False)
-    18.0
     >>> makespan_bound_s(PipelineShape(stages=3, micro_batches=4))
     14.0
     >>> makespan_bound_s(PipelineShape(stages=3, micro_batches=4, in_flight_limit=(1, 1, 1)))
     28.0
     """
-    heads_s, tails_s = heads_and_tails(shape, split=split)
+    heads_s, tails_s = heads_and_tails(shape)
     jobs: list[list[tuple[float, float, float]]] = [[] for _ in range(shape.groups)]
     for action, head_s in heads_s.items():
         group = shape.group_of(action.stage, action.micro_batch)
@@ -81,9 +64,7 @@ def makespan_bound_s(shape: PipelineShape, *, split: bool = True) -> float:
     return max(preemptive_end_s(of_group) for of_group in jobs)
 
 
-def heads_and_tails(
-    shape: PipelineShape, *, split: bool
-) -> tuple[dict[Action, float], dict[Action, float]]:
+def heads_and_tails(shape: PipelineShape) -> tuple[dict[Action, float], dict[Action, float]]:
     """Heads and tails: the longest paths to and from every action along `arcs_of`.
 
     A head is the least seconds from the start of the iteration to an action, a tail those from its
@@ -93,11 +74,11 @@ def heads_and_tails(
     of these is fastest. In it no action starts before its head, or ends later than its tail before
     the makespan.
     """
-    arcs = list(arcs_of(shape, split=split))
+    arcs = list(arcs_of(shape))
     actions = [
         Action(kind, stage, m)
         for m in range(shape.micro_batches)
-        for kind in kinds_of(split=split)
+        for kind in KINDS
         for stage in range(shape.stages)
     ]
     seconds = {action: shape.cost(action.stage).seconds(action.kind) for action in actions}
@@ -110,13 +91,10 @@ def heads_and_tails(
     return head_s, tail_s
 
 
-def kinds_of(*, split: bool) -> tuple[ActionKind, ...]:
-    """The kinds of action that schedules with split, or with whole, backwards consist of."""
-    return ("F", "I", "W") if split else ("F", "B")
-
-
-def arcs_of(shape: PipelineShape, *, split: bool) -> Iterator[Arc]:
+def arcs_of(shape: PipelineShape) -> Iterator[tuple[Action, Action, float]]:
     """Precedences in a schedule with micro-batches in order, in topological order.
+
+    The second action starts at least the given seconds after the end of the first.
 
     There are three sorts: the path of a micro-batch through the stages, the order of the
     micro-batches, and waits for memory. The last follow from `waits_of`: if at most ``k``
@@ -126,61 +104,60 @@ def arcs_of(shape: PipelineShape, *, split: bool) -> Iterator[Arc]:
     check_room(shape)
     step = 2 if shape.mirrored else 1
     transfer_s = [0.0, *transfers_s(shape).tolist(), 0.0]
-    back: ActionKind = "I" if split else "B"
     waits = [
-        [waits_of(shape, stage, direction, split=split) for stage in range(shape.stages)]
+        [waits_of(shape, stage, direction) for stage in range(shape.stages)]
         for direction in range(min(step, shape.micro_batches))
     ]
     for m in range(shape.micro_batches):
         for stage in range(shape.stages):
             forward = Action("F", stage, m)
             if stage > 0:
-                yield Arc(Action("F", stage - 1, m), forward, transfer_s[stage])
+                yield (Action("F", stage - 1, m), forward, transfer_s[stage])
             if m >= step:
-                yield Arc(Action("F", stage, m - step), forward, 0.0)
+                yield (Action("F", stage, m - step), forward, 0.0)
             for end, of_stage, most in waits[m % step][stage]:
                 if m >= step * most:
-                    yield Arc(Action(end, of_stage, m - step * most), forward, 0.0)
+                    yield (Action(end, of_stage, m - step * most), forward, 0.0)
         for stage in reversed(range(shape.stages)):
-            backward = Action(back, stage, m)
-            yield Arc(Action("F", stage, m), backward, 0.0)
+            backward = Action("I", stage, m)
+            yield (Action("F", stage, m), backward, 0.0)
             if stage + 1 < shape.stages:
-                yield Arc(Action(back, stage + 1, m), backward, transfer_s[stage + 1])
+                yield (Action("I", stage + 1, m), backward, transfer_s[stage + 1])
             if m >= step:
-                yield Arc(Action(back, stage, m - step), backward, 0.0)
-        for stage in range(shape.stages if split else 0):
-            yield Arc(Action("I", stage, m), Action("W", stage, m), 0.0)
+                yield (Action("I", stage, m - step), backward, 0.0)
+        for stage in range(shape.stages):
+            yield (Action("I", stage, m), Action("W", stage, m), 0.0)
             if m >= step:
-                yield Arc(Action("W", stage, m - step), Action("W", stage, m), 0.0)
+                yield (Action("W", stage, m - step), Action("W", stage, m), 0.0)
 
 
-def waits_of(shape: PipelineShape, stage: int, direction: int, *, split: bool) -> list[Wait]:
+def waits_of(shape: PipelineShape, stage: int, direction: int) -> list[tuple[ActionKind, int, int]]:
     """Events for which F of ``stage`` may wait until its memory is free, in one direction.
+
+    A kind, a stage, and the most micro-batches between F and such an action there.
 
     ``direction`` is 0 for even micro-batches and 1 for the odd ones of a mirrored pipeline.
 
     - The in-flight limit holds from F to the end of the backward.
     - Between F and the end of W a micro-batch holds at least what W needs.
     - Let ``p(j)`` be what the stages of the group up to and including ``j`` save. A micro-batch
-      between F and the end of I (or B) of stage ``j`` holds ``p(j)``, because the backwards of
+      between F and the end of I of stage ``j`` holds ``p(j)``, because the backwards of
       earlier stages come later. One between F and I of stage ``i <= j`` holds ``p(i)``. Suppose
       ``k`` micro-batches are between F of ``i`` and I of ``j``. They are in order, so the first of
       them passes F of ``j`` while the others are still there. So ``p(j) + (k - 1) p(i)`` must fit.
     """
-    back: ActionKind = "I" if split else "B"
-    last: ActionKind = "W" if split else "B"
-    waits = [Wait(last, stage, shape.limit(stage))]
+    waits: list[tuple[ActionKind, int, int]] = [("W", stage, shape.limit(stage))]
     if shape.memory_bytes:
         group, cost = shape.group_of(stage, direction), shape.cost(stage)
         limit_bytes = shape.memory_bytes[group]
         kept_bytes = min(cost.saved_bytes, cost.bytes_until_weight_backward)
-        waits.append(Wait(last, stage, times_that_fit(kept_bytes, limit_bytes)))
+        waits.append(("W", stage, times_that_fit(kept_bytes, limit_bytes)))
         here = [s for s in range(shape.stages) if shape.group_of(s, direction) == group]
         up_to = dict(zip(here, accumulate(shape.cost(s).saved_bytes for s in here), strict=True))
         for later in here[here.index(stage) :]:
             others = times_that_fit(up_to[stage], max(0.0, limit_bytes * SLACK - up_to[later]))
-            waits.append(Wait(back, later, 1 + others))
-    return [wait for wait in waits if wait.most < shape.micro_batches]
+            waits.append(("I", later, 1 + others))
+    return [wait for wait in waits if wait[2] < shape.micro_batches]
 
 
 def times_that_fit(each_bytes: float, limit_bytes: float) -> int:

@@ -103,15 +103,9 @@ def keys_of(arrays: ScheduleArrays, hops_s: Numbers, turn_s: float, shift_s: flo
 
 def arrays_of(shape: PipelineShape, *, split: bool) -> ScheduleArrays:
     """The arrays of ``shape``; ``split``: backwards are I and W instead of whole."""
-    directions = 2 if shape.mirrored else 1
+    directions = len(shape.ways)
     costs = [shape.cost(stage) for stage in range(shape.stages)] * directions
-    group = np.array(
-        [
-            shape.group_of(stage, direction)
-            for direction in range(directions)
-            for stage in range(shape.stages)
-        ]
-    )
+    group = np.array(shape.ways).ravel()
     direction = np.repeat(np.arange(directions), shape.stages)
     micro_batches = (shape.micro_batches - direction + directions - 1) // directions
     forward_s, input_s, weight_s, saved_bytes, kept_bytes = np.array(
