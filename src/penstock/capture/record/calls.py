@@ -60,8 +60,8 @@ class TensorReference:
 class Made:
     """A leaf of the result of a unit or a block.
 
-    Its ``kind`` is "made", a tensor that it made; "given", a tensor of its arguments, by path;
-    "handed on", an object of its arguments that torch's trees do not open, by path; or "constant".
+    Its ``kind`` is "made", a tensor that it made, by its value; "given", a tensor of its arguments,
+    by path; "handed on", an object of these that torch's trees do not open, by path; or "constant".
     """
 
     kind: str
@@ -77,9 +77,8 @@ class RecordedCall:
     ``params`` and ``buffers`` are names of what a call between units read. ``reads_values``: its
     result is no tensor but depends on values; ``answer`` is that result. ``depends``: on
     parameters, and so on stages; what does not is found from the batch alone, by every stage.
-    ``random``: it draws.
-    ``result`` is the structure of a unit's result. ``stranger`` says which tensor it read that is
-    trained, but none of the program's.
+    ``random``: it draws. ``result`` are the leaves of a unit's result, and the structure of it.
+    ``stranger`` says which tensor it read that is trained, but none of the program's.
     """
 
     address: Address
@@ -96,7 +95,6 @@ class RecordedCall:
     random: bool = False
     depends: bool = False
     is_unit: bool = False
-    written: bool = False
     result: tuple[list[Made], Any] | None = None
     stranger: str = ""
 
@@ -112,10 +110,9 @@ class BlockCall:
     path: str
     first: int
     last: int
-    template: list[Made]
-    spec: Any
+    result: tuple[list[Made], Any]
     anchor: Address | None
-    closed: bool = True
+    closed: bool
 
 
 @dataclass(slots=True)

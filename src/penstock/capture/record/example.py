@@ -32,7 +32,7 @@ from penstock.capture.loss.loss_parts import (
 )
 from penstock.capture.loss.mixing import mixing_call, start_of_whole_loss
 from penstock.capture.record.absent import Absent
-from penstock.capture.record.calls import Address, Made, ProgramRecord, RecordedCall
+from penstock.capture.record.calls import Address, BlockCall, ProgramRecord, RecordedCall
 from penstock.capture.record.example_runs import Again, Attempt, ExampleRuns, NotThere
 from penstock.capture.record.failures import (
     LengthRefused,
@@ -498,14 +498,14 @@ class _Recorder:
         makers = {place: recording.tensors.makers_at(place) for place in changed}
         for place in changed:
             for tensor in state_at(program, place):
-                again.tensors.carried.set(tensor, place)
+                again.tensors.carried[tensor] = place
         self._runs.run(again, leaves, size)
         states.append(plain_state(program))
         self._check_contents(before, (contents_in(between), values.state()))
         self._check_results([record, again.record])
         outputs = flatten_outputs(output, loss)
-        if not self._runs.attempt.with_loss and outputs.tensors:
-            loss = outputs.tensors[0]
+        if not self._runs.attempt.with_loss:
+            loss = next(iter(outputs.tensors), torch.empty(()))
         found = current.get(loss)
         if found is None:
             unit = recording.tensors.hidden.get(loss)
@@ -612,13 +612,8 @@ class _Recorder:
             raise Again
         for other in records[1:]:
             for path in {block.path for block in first.blocks}:
-                own = [block for block in first.blocks if block.path == path]
-                those = [block for block in other.blocks if block.path == path]
-                equal = len(own) == len(those) and all(
-                    a.spec == b.spec and templates_agree(a.template, b.template)
-                    for a, b in zip(own, those, strict=True)
-                )
-                if not equal:
+                own, those = ([b for b in r.blocks if b.path == path] for r in (first, other))
+                if len(own) != len(those) or not all(map(results_agree, own, those)):
                     for block in own:
                         block.closed = False
 
@@ -692,15 +687,11 @@ def dependent_addresses(record: ProgramRecord) -> tuple[Address, ...]:
     return tuple(event.address for event in record.events if event.depends)
 
 
-def results_agree(one: RecordedCall, other: RecordedCall) -> bool:
-    """Return whether two calls of a unit returned the same but for tensors."""
-    assert one.result is not None and other.result is not None
-    return one.result[1] == other.result[1] and templates_agree(one.result[0], other.result[0])
-
-
-def templates_agree(one: Sequence[Made], other: Sequence[Made]) -> bool:
+def results_agree(one: RecordedCall | BlockCall, other: RecordedCall | BlockCall) -> bool:
     """Return whether two results have the same constants, and tensors from the same places."""
-    return len(one) == len(other) and all(
+    assert one.result is not None and other.result is not None
+    (leaves, spec), (others, other_spec) = one.result, other.result
+    return spec == other_spec and all(
         a.kind == b.kind and (a.kind != "constant" or same_value(a.what, b.what))
-        for a, b in zip(one, other, strict=True)
+        for a, b in zip(leaves, others, strict=True)
     )

@@ -10,9 +10,8 @@ samples explains is not known for other batches; values of such a size are not s
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import cached_property
-from itertools import combinations_with_replacement
+from itertools import combinations
 from math import prod
 from typing import Any, TypeAlias
 
@@ -324,42 +323,32 @@ def fitted(batches: Sequence[BatchSize], sizes: Sequence[int]) -> Formula | None
     """
     if len(set(sizes)) == 1:
         return Formula((((), sizes[0]),))
+    found: list[Formula] = []
     for products in products_of_sizes(len(batches[0].numbers)):
-        rows = [[Fraction(prod(b.numbers[i] for i in w)) for w in products] for b in batches]
+        rows = [[prod(b.numbers[i] for i in which) for which in products] for b in batches]
         factors = solved(rows, sizes)
         if factors is not None:
             terms = zip(products, factors, strict=True)
-            return Formula(tuple((which, factor) for which, factor in terms if factor))
-    return None
+            found.append(Formula(tuple((which, factor) for which, factor in terms if factor)))
+    return min(found, key=lambda formula: len(formula.terms), default=None)
 
 
-def products_of_sizes(numbers: int) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Sets of one or two products, the simplest first."""
+def products_of_sizes(numbers: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Pairs of products, the simplest first."""
     single = [(i,) for i in range(numbers)]
-    double = list(combinations_with_replacement(range(numbers), 2))
-    double = [which for which in double if which[0] != which[1]]
-    for which in (*single, *double):
-        yield (which,)
-    for which in (*single, *double):
-        yield ((), which)
+    double = list(combinations(range(numbers), 2))
+    yield from (((), which) for which in (*single, *double))
     yield from ((one, both) for both in double for one in single if one[0] in both)
 
 
-def solved(rows: Sequence[Sequence[Fraction]], sizes: Sequence[int]) -> list[int] | None:
-    """Whole factors with which every row adds up to its size."""
-    if len(rows[0]) == 1:
-        base = [Fraction(sizes[0]) / rows[0][0]]
-    else:
-        (a, b), first = rows[0], sizes[0]
-        other = next((r for r in range(1, len(rows)) if rows[r][0] * b != rows[r][1] * a), None)
-        if other is None:
-            return None
-        (c, d), second = rows[other], sizes[other]
+def solved(rows: Sequence[Sequence[int]], sizes: Sequence[int]) -> tuple[int, int] | None:
+    """Two whole factors with which every row adds up to its size."""
+    (a, b), first = rows[0], sizes[0]
+    for (c, d), second in zip(rows, sizes, strict=True):
         determinant = a * d - b * c
-        base = [(first * d - b * second) / determinant, (a * second - first * c) / determinant]
-    if any(factor.denominator != 1 for factor in base):
-        return None
-    for row, size in zip(rows, sizes, strict=True):
-        if sum(factor * entry for factor, entry in zip(base, row, strict=True)) != size:
-            return None
-    return [int(factor) for factor in base]
+        if determinant:
+            one = (first * d - b * second) // determinant
+            other = (a * second - first * c) // determinant
+            added_up = [one * left + other * right for left, right in rows]
+            return (one, other) if added_up == list(sizes) else None
+    return None

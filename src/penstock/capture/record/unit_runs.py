@@ -73,7 +73,7 @@ class UnitRuns:
                 raise UnknownSize(f"a tensor of unknown size in '{path}'")
             if id(value) not in made:
                 made[id(value)] = drawn_like(value, home)
-                apart.set(made[id(value)], self._tensors.is_apart(value))
+                apart[made[id(value)]] = self._tensors.is_apart(value)
             return made[id(value)]
 
         def parameter(tensor: torch.Tensor) -> torch.Tensor:
@@ -85,7 +85,7 @@ class UnitRuns:
                     found = made_up(tensor.plain, home)
             else:
                 found = own.detach().clone()
-            apart.set(found, True)
+            apart[found] = True
             return found
 
         module = self._program.module(path)
@@ -105,7 +105,7 @@ class UnitRuns:
             if id(value) in back:
                 return back[id(value)]
             found = absent_like(tuple(value.shape), value.dtype, value.requires_grad)
-            apart.set(found, apart.get(value))
+            apart[found] = apart.get(value)
             return found
 
         return pytree.tree_map(away, result)
