@@ -404,22 +404,20 @@ class LayerGraph:
         """Outputs of the model, with their structure."""
         found = self.recorded.outputs
         if found.problem:
-            return StructuredOutputs(None, (), found.problem)
+            return found
         for number, value in enumerate(self.recorded.output_values):
             if value is None or not self.cut.has_rows(value):
                 return StructuredOutputs(
-                    None,
-                    (),
-                    f"the size of output {number} of the model is not a multiple of the samples, "
-                    f"as where each is compared with all; return tensors with the samples along "
-                    f"one dimension",
+                    problem=f"the size of output {number} of the model is not a multiple of the "
+                    f"samples, as where each is compared with all; return tensors with the samples "
+                    f"along one dimension"
                 )
         specs = tuple(
             self.cut.spec(value, f"output {i}")
             for i, value in enumerate(self.recorded.output_values)
             if value is not None
         )
-        return StructuredOutputs(found.structure, specs)
+        return replace(found, specs=specs)
 
     @property
     def output_layers(self) -> tuple[int, ...]:
@@ -433,7 +431,7 @@ class LayerGraph:
         own = loss if self.program.loss is None else None
         if self.wants == "outputs" and self.program.loss is None:
             own = loss_of(output)
-        found = flatten_outputs(output, own).tensors
+        _, found = flatten_outputs(output, own)
         if len(found) != len(self.recorded.output_values):
             raise BadInput(
                 f"{self.name} returned {len(found)} tensors, and "

@@ -40,7 +40,7 @@ from penstock.capture.record.failures import (
     only_whole,
 )
 from penstock.capture.record.model_and_loss import UserProgram
-from penstock.capture.record.model_outputs import Flattened, flatten_outputs
+from penstock.capture.record.model_outputs import StructuredOutputs, flatten_outputs
 from penstock.capture.record.model_state import (
     PLAIN,
     StatePlace,
@@ -124,7 +124,7 @@ class Recorded:
     unit_changes: tuple[tuple[str, StatePlace], ...] = ()
     counters: tuple[StatePlace, ...] = ()
     draws_python: bool = False
-    outputs: Flattened = field(default_factory=Flattened)
+    outputs: StructuredOutputs = field(default_factory=StructuredOutputs)
     output_values: tuple[int | None, ...] = ()
     output_counting: tuple[Counting, ...] = ()
     terms: tuple[int, ...] = ()
@@ -472,7 +472,7 @@ class _Recorder:
             dependent_addresses(first.record) == dependent_addresses(record)
             and next(shapes) == next(shapes)
             and all(results_agree(a, b) for a, b in zip(events, others, strict=True) if a.is_unit)
-            and flatten_outputs(output, loss).structure == first.outputs.structure
+            and flatten_outputs(output, loss)[0].structure == first.outputs.structure
         )
 
     def _twice(self) -> tuple[Recorded, ProgramRecord]:
@@ -503,9 +503,9 @@ class _Recorder:
         states.append(plain_state(program))
         self._check_contents(before, (contents_in(between), values.state()))
         self._check_results([record, again.record])
-        outputs = flatten_outputs(output, loss)
+        outputs, returned = flatten_outputs(output, loss)
         if not self._runs.attempt.with_loss:
-            loss = next(iter(outputs.tensors), torch.empty(()))
+            loss = next(iter(returned), torch.empty(()))
         found = current.get(loss)
         if found is None:
             unit = recording.tensors.hidden.get(loss)
@@ -526,10 +526,8 @@ class _Recorder:
                 made_by = record.behind(makers[place])
                 of_batch = any(record.events[number].leaves for number in made_by)
                 recorded.carried[place] = CarriedState(reads, made_by, of_batch)
-        recorded.output_values = tuple(current.get(t) for t in recorded.outputs.tensors)
-        recorded.outputs.tensors.clear()
-        own = [current.get(term) for term in terms]
-        recorded.terms = tuple(value for value in own if value is not None)
+        recorded.output_values = tuple(map(current.get, returned))
+        recorded.terms = tuple(current[term] for term in terms if term in current)
         return recorded, again.record
 
     def _check_contents(
