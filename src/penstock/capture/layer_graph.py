@@ -155,9 +155,10 @@ class LayerGraph:
         """Reason why micro-batches cannot give the result of the whole batch; empty if they can."""
         norms = self.recorded.record.norms
         if norms:
-            where = next((path for path in norms if self._is_module(path)), norms[0])
-            kind = type(self.program.module(where)).__name__ if self._is_module(where) else ""
-            return f"it mixes samples ({kind or 'batch normalisation'} '{where}')"
+            modules = dict(self.program.named_modules())
+            where = next((path for path in norms if path in modules), norms[0])
+            kind = type(modules[where]).__name__ if where in modules else "batch normalisation"
+            return f"it mixes samples ({kind} '{where}')"
         for where in self.recorded.record.frequencies:
             return f"'{where}' divides gradients by frequencies in the batch (scale_grad_by_freq)"
         if self.recorded.parts.mixing:
@@ -170,9 +171,6 @@ class LayerGraph:
         for name in sorted(self.written_parameters):
             return f"its forward writes to parameter '{name}'"
         return ""
-
-    def _is_module(self, path: str) -> bool:
-        return any(path == name for name, _ in self.program.named_modules())
 
     def own_module(self) -> WholeModule:
         """The user's model with its loss."""
@@ -311,8 +309,7 @@ class LayerGraph:
 
     def batch_leaves(self, batch: Batch) -> list[torch.Tensor]:
         """The tensors of ``batch`` in order, checked against the example (BadInput if unlike)."""
-        leaves = self.layout.flatten(batch)
-        return self.step_values.beside([leaves])[0] if self._needs_step else leaves
+        return self.as_one_step([self.layout.flatten(batch)])[0]
 
     @property
     def _needs_step(self) -> bool:

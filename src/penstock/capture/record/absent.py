@@ -30,6 +30,7 @@ from penstock.torch_internals import (
     as_subclass,
     pytree,
     storage_id,
+    tensors_in,
     without_modes,
     write_count,
 )
@@ -313,9 +314,7 @@ def scripts_seen(note: Callable[[], object] = lambda: None) -> Iterator[None]:
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         note()
-        given = [
-            leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
-        ]
+        given = tensors_in((args, kwargs))
         if torch.overrides.has_torch_function(given):
             return torch.overrides.handle_torch_function(self, given, *args, **kwargs)
         return plain(self, *args, **kwargs)
@@ -461,7 +460,7 @@ def absent_call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         return _packed(func, name, *args)
     if name in VALUES or name[:1] == "." or "out" in kwargs:
         return _result(func, name, args, kwargs)
-    if writes_first(name) or (name in _BY_VALUES and _has_tensor((args[1:], kwargs))):
+    if writes_first(name) or (name in _BY_VALUES and tensors_in((args[1:], kwargs))):
         return _result(func, name, args, kwargs)
     try:
         with_names = tuple((key, _key(value)) for key, value in kwargs.items())
@@ -506,10 +505,6 @@ def _key(value: Any) -> Any:
     if kind is tuple or kind is list:
         return (kind, *map(_key, value))
     return kind, value
-
-
-def _has_tensor(value: Any) -> bool:
-    return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
 
 
 class _SizeUnknown(Exception):
@@ -764,8 +759,7 @@ def _out(value: Any, grad: bool) -> Any:
 
 def _unknown(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool) -> Any:
     """A result whose size depends on values: it may be handed on, but its shape not be read."""
-    tensors = (leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor))
-    dtype = next((tensor.dtype for tensor in tensors), torch.float32)
+    dtype = next((tensor.dtype for tensor in tensors_in(args)), torch.float32)
 
     def one() -> Absent:
         return absent_like((0,), dtype, grad, is_unknown=True)

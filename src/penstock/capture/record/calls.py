@@ -42,7 +42,6 @@ class Value:
     shape: tuple[int, ...]
     dtype: torch.dtype
     grad: bool
-    bytes: int
     crossable: bool = True
     of_batch: bool = True
 

@@ -484,9 +484,8 @@ class _Recorder:
         generators = generators_state()
         loss, output, terms = self._runs.run(recording, leaves, size)
         draws_python = not same_generators(generators, generators_state())
-        changed = changed_name(tree, module_tree(program))
-        if changed or module_tree(program).keys() != tree.keys():
-            self._runs.settle(changed)
+        if module_tree(program) != tree:
+            self._runs.settle(changed_name(tree, module_tree(program)))
             raise Again
         states.append(plain_state(program))
         changed = changed_places(states[0], states[1])

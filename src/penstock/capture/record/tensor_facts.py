@@ -149,10 +149,7 @@ class TensorFacts:
     def make(self, slot: Any, tensor: torch.Tensor, *, crossable: bool = True) -> None:
         """Let ``tensor`` be a value that the last event has made."""
         events, values, known = self._record.events, self._record.values, is_known(tensor)
-        size = tensor.numel() * tensor.element_size() if known else 0
-        value = Value(
-            len(events) - 1, slot, shape_of(tensor), tensor.dtype, tensor.requires_grad, size
-        )
+        value = Value(len(events) - 1, slot, shape_of(tensor), tensor.dtype, tensor.requires_grad)
         value.of_batch = not self.apart.get(tensor)
         # Gradients pass an own function itself, not what it calls.
         value.crossable = crossable and known and not self.function_depth

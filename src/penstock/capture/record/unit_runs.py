@@ -72,8 +72,12 @@ class UnitRuns:
             if value.is_unknown:
                 raise UnknownSize(f"a tensor of unknown size in '{path}'")
             if id(value) not in made:
-                made[id(value)] = drawn_like(value, home)
-                apart[made[id(value)]] = self._tensors.is_apart(value)
+                with NoFunctionCalls():
+                    found = made_up(value.plain, home)
+                if value.needs_grad:  # no leaf, so it can be written to
+                    found = found.requires_grad_().clone()
+                made[id(value)] = found
+                apart[found] = self._tensors.is_apart(value)
             return made[id(value)]
 
         def parameter(tensor: torch.Tensor) -> torch.Tensor:
@@ -109,10 +113,3 @@ class UnitRuns:
             return found
 
         return pytree.tree_map(away, result)
-
-
-def drawn_like(like: Absent, device: torch.device) -> torch.Tensor:
-    """A tensor with made-up values; one that needs a gradient is no leaf, so it can be written."""
-    with NoFunctionCalls():
-        value = made_up(like.plain, device)
-    return value.requires_grad_().clone() if like.needs_grad else value
