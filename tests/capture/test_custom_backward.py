@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from plain_training import assert_pipeline_equals_plain, in_pipeline
+from capture.three_layers import BATCH, Net, compare
+from plain_training import in_pipeline
 from torch import nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -12,9 +13,6 @@ from torch.nn import functional
 
 from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
-
-torch.manual_seed(0)
-BATCH = (torch.randn(6, 4).double(), torch.randint(3, (6,)))
 
 
 class ReverseGradient(Function):
@@ -113,18 +111,6 @@ LOWEST: Any = Function.__mro__[1]
 reverse_gradient = ReverseGradient.apply
 
 
-class Net(nn.Module):
-    def __init__(self, between: Any):
-        super().__init__()
-        self.first = nn.Linear(4, 8)
-        self.middle = nn.Linear(8, 8)
-        self.last = nn.Linear(8, 3)
-        self.between = between
-
-    def forward(self, values: Any) -> Any:
-        return self.last(torch.tanh(self.middle(self.between(self, self.first(values)))))
-
-
 def with_parameter(net: Net, h: Any) -> Any:
     result, nothing, label = LinearTimesHalf.apply(
         h, net.middle.weight, {"rows": h.shape[0], "label": "x"}
@@ -217,19 +203,13 @@ KEPT = {
 def test_a_custom_function_keeps_its_backward(name: str) -> None:
     tolerance = 1e-2 if "low precision" in name else 1e-9
     model = Net(KEPT[name]).double()
-    assert_pipeline_equals_plain(model, BATCH, loss=functional.cross_entropy, tolerance=tolerance)
+    compare(model, tolerance=tolerance)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "zb-h1"])
 def test_it_does_in_other_schedules_and_where_activations_are_recomputed(schedule: str) -> None:
     model = Net(with_parameter).double()
-    assert_pipeline_equals_plain(
-        model,
-        BATCH,
-        loss=functional.cross_entropy,
-        schedule=schedule,
-        recompute=schedule == "gpipe",
-    )
+    compare(model, schedule=schedule, recompute=schedule == "gpipe")
 
 
 def test_functions_are_as_before_after_capture() -> None:
@@ -307,7 +287,7 @@ class Reversible(nn.Module):
 
 def test_a_function_may_call_its_module_again_in_its_backward() -> None:
     model = Reversible().double()
-    assert_pipeline_equals_plain(model, BATCH, loss=functional.cross_entropy)
+    compare(model)
 
 
 def test_the_check_of_the_first_run_is_no_call_of_the_forward() -> None:
@@ -391,10 +371,8 @@ class BetweenUnits(InAUnit):
 @pytest.mark.parametrize("model", [InAUnit, BetweenUnits])
 def test_a_backward_finds_the_state_that_its_own_forward_left(model: Any, schedule: str) -> None:
     again = schedule == "recompute"
-    assert_pipeline_equals_plain(
+    compare(
         model().double(),
-        BATCH,
-        loss=functional.cross_entropy,
         micro_batches=3,
         per_micro_batch=True,
         schedule="gpipe" if again else schedule,
@@ -404,13 +382,7 @@ def test_a_backward_finds_the_state_that_its_own_forward_left(model: Any, schedu
 
 @pytest.mark.parametrize("way", ["a hook", "a checkpoint"])
 def test_hooks_and_checkpoints_find_the_state_of_their_forward(way: str) -> None:
-    assert_pipeline_equals_plain(
-        InAUnit(way).double(),
-        BATCH,
-        loss=functional.cross_entropy,
-        micro_batches=3,
-        per_micro_batch=True,
-    )
+    compare(InAUnit(way).double(), micro_batches=3, per_micro_batch=True)
 
 
 def test_what_a_backward_counts_is_counted_on_with_what_forwards_have_counted() -> None:
