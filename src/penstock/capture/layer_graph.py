@@ -236,11 +236,8 @@ class LayerGraph:
     @cached_property
     def _statistics(self) -> list[Place]:
         """The buffers of batch norms."""
-        found: list[Place] = []
-        for _, module in self.program.named_modules():
-            if isinstance(module, Norm):
-                found += [(own_buffers(module), key) for key in own_buffers(module)]
-        return found
+        norms = (module for _, module in self.program.named_modules() if isinstance(module, Norm))
+        return [(buffers, key) for buffers in map(own_buffers, norms) for key in buffers]
 
     def start_training(self) -> None:
         """Put a model that was captured in evaluation mode into training mode, once.

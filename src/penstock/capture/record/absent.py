@@ -513,7 +513,7 @@ class _SizeUnknown(Exception):
 
 def _result(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if name[:1] == ".":
-        return _attribute(func, name, args)
+        return _attribute(func, args)
     here = by_shape_only(func, name, args, kwargs)
     if here is not None:
         return here
@@ -531,7 +531,7 @@ def _absent_result(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str
             return Absent.of(args[0].plain.detach(), False, args[0].is_unknown)
     enabled = torch.is_grad_enabled()
     grad = enabled and (any(map(_needs_grad, args)) or any(map(_needs_grad, kwargs.values())))
-    args, kwargs, again = _with_numbers(func, name, args, kwargs)
+    args, kwargs, again = _with_numbers(name, args, kwargs)
     if again is not None:
         return absent_call(again, args, kwargs)
     written: Any = args[0] if args and writes_first(name) else kwargs.get("out")
@@ -580,7 +580,7 @@ def _copy_of(plain: torch.Tensor) -> torch.Tensor:
         return torch.empty_strided(plain.shape, plain.stride(), dtype=plain.dtype, device=META)
 
 
-def _attribute(func: Any, name: str, args: tuple[Any, ...]) -> Any:
+def _attribute(func: Any, args: tuple[Any, ...]) -> Any:
     """A property that `Absent` does not answer itself: ``T``, ``mT``, ``real``."""
     owner: Absent = args[0]
     if len(args) > 1:
@@ -609,7 +609,7 @@ def by_shape_only(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _with_numbers(
-    func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
     """The arguments with masks, sizes and repeats that are here turned into numbers.
 

@@ -212,17 +212,13 @@ def _undisturbed(program: UserProgram, device: torch.device) -> Iterator[None]:
             f"{type(program.model).__name__} cannot be captured while another thread captures a "
             f"model; capture one after the other"
         )
-    try:
-        values, home = Globals(program.model, program.loss), Absent.home
+    with contextlib.ExitStack() as closing:
+        closing.callback(_recording.release)
+        closing.callback(setattr, Absent, "home", Absent.home)
+        closing.callback(Globals(program.model, program.loss).restore)
         Absent.home = device
-        try:
-            with kept_random_state(device), eagerly():
-                yield
-        finally:
-            values.restore()
-            Absent.home = home
-    finally:
-        _recording.release()
+        with kept_random_state(device), eagerly():
+            yield
 
 
 class _Recorder:
