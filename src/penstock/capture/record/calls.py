@@ -11,7 +11,7 @@ function between units:
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -200,14 +200,17 @@ class ProgramRecord:
         """The first part of the addresses of calls that follow this call of a unit."""
         return (address[0], -1) if address[0] in self.varying else address
 
-    def behind(self, events: Iterable[int]) -> frozenset[int]:
-        """These events, and those that make what they read."""
+    def behind(
+        self, events: Iterable[int], through: Callable[[Value], bool] = lambda value: True
+    ) -> frozenset[int]:
+        """These events, and those that make what they read, as far as ``through`` is true of it."""
         todo, found = list(events), set[int]()
         while todo:
             number = todo.pop()
             if number not in found:
                 found.add(number)
-                todo += [self.values[value].maker for value in self.events[number].reads]
+                read = (self.values[value] for value in self.events[number].reads)
+                todo += [value.maker for value in read if through(value)]
         return frozenset(found)
 
     def is_local(self, writes: Sequence[int]) -> bool:

@@ -613,14 +613,9 @@ class _Recorder:
 
 def check_strangers(record: ProgramRecord, loss: int) -> None:
     """Raise `BadInput` if the loss function has a gradient for what is not in model or loss."""
-    todo, seen = [loss], set[int]()
-    while todo:
-        value = record.values[todo.pop()]
-        event = record.events[value.maker]
-        if not value.grad or value.maker in seen or value.maker < record.model_end:
-            continue
-        seen.add(value.maker)
-        todo += event.reads
+    own = record.values[loss]
+    behind = record.behind([own.maker] if own.grad else (), lambda value: value.grad)
+    for event in (record.events[n] for n in sorted(behind) if n >= record.model_end):
         if event.stranger:
             raise BadInput(
                 f"the loss function reads {event.stranger}, which requires a gradient and is no "

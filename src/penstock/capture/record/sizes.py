@@ -152,16 +152,14 @@ class ValueSizes:
     def _called_by_sample(self, first: ProgramRecord) -> None:
         """Give calls of a module that is called once for each sample the first call's shapes."""
         places: dict[object, int] = {}
-        for number, value in reversed(list(enumerate(first.values))):
-            event = first.events[value.maker]
-            if event.is_unit:
-                places[event.address[0], value.slot] = number
         for number, value in enumerate(first.values):
             event = first.events[value.maker]
-            if self.formulas[number] is not None or not event.is_unit:
+            if not event.is_unit:
                 continue
-            formula = self.formulas[places[event.address[0], value.slot]]
-            if formula is None or not all(size.is_constant for size in formula):
+            formula = self.formulas[places.setdefault((event.address[0], value.slot), number)]
+            if formula is None or self.formulas[number] is not None:
+                continue
+            if not all(size.is_constant for size in formula):
                 continue
             if tuple(size.at(self.batches[0]) for size in formula) == value.shape:
                 self.formulas[number], value.crossable = formula, False
@@ -185,16 +183,12 @@ class ValueSizes:
         own = [
             (b.samples, n) for b, n in zip(self.batches, sizes, strict=True) if b.lengths == lengths
         ]
-        if len({size for _, size in own}) == 1:
-            self._is_at_lengths = True
-            return SizeAtLengths(self.shapes_at, key, dim)
-        if (
-            all(size * samples == sizes[0] * count for count, size in own)
-            and not sizes[0] % samples
-        ):
-            self._is_at_lengths = True
-            return SizeAtLengths(self.shapes_at, key, dim, samples)
-        return None
+        is_constant = len({size for _, size in own}) == 1
+        is_multiple = all(size * samples == sizes[0] * count for count, size in own)
+        if not is_constant and (not is_multiple or sizes[0] % samples):
+            return None
+        self._is_at_lengths = True
+        return SizeAtLengths(self.shapes_at, key, dim, 0 if is_constant else samples)
 
     def shape(self, value: int, size: BatchSize) -> tuple[int, ...] | None:
         """The shape of a value in a batch of this size; None if it is not known."""
