@@ -76,6 +76,15 @@ class Case:
 CASES: dict[str, Case] = {}
 
 
+def given(model: nn.Module, **attributes: Any) -> nn.Module:
+    """A model whose modules have other values of these attributes."""
+    for module in model.modules():
+        vars(module).update(
+            {key: value for key, value in attributes.items() if hasattr(module, key)}
+        )
+    return model
+
+
 def case(name: str, make: Callable[[], nn.Module], *args: Any, **options: Any) -> None:
     CASES[name] = Case(make, *args, **options)
 
@@ -303,10 +312,6 @@ class Checkpointed(Block):
         return x + checkpoint(self.inner, x, use_reentrant=self.reentrant)
 
 
-class CheckpointedReentrant(Checkpointed):
-    reentrant = True
-
-
 class FirstHead(Stack):
     """A reentrant checkpoint of inputs without gradient would give none."""
 
@@ -319,10 +324,6 @@ class CheckpointedOutside(FirstHead):
 
     def step(self, number: int, block: Any, x: Any) -> Any:
         return checkpoint(block, x, use_reentrant=self.reentrant)
-
-
-class CheckpointedOutsideReentrant(CheckpointedOutside):
-    reentrant = True
 
 
 class Segments(Stack):
@@ -339,16 +340,13 @@ class Segments(Stack):
         return functional.mse_loss(self.head(x), y)
 
 
-class SegmentsReentrant(Segments):
-    reentrant = True
-
-
+REENTRANT = {"reentrant": True}
 case("a checkpoint in blocks", lambda: Stack(Checkpointed))
-case("a reentrant checkpoint in blocks", lambda: FirstHead(CheckpointedReentrant))
+case("a reentrant checkpoint in blocks", lambda: given(FirstHead(Checkpointed), **REENTRANT))
 case("a checkpoint around each block", CheckpointedOutside)
-case("a reentrant checkpoint around each block", CheckpointedOutsideReentrant)
+case("a reentrant checkpoint around each block", lambda: given(CheckpointedOutside(), **REENTRANT))
 case("a checkpoint around two blocks", Segments)
-case("a reentrant checkpoint around two blocks", SegmentsReentrant)
+case("a reentrant checkpoint around two blocks", lambda: given(Segments(), **REENTRANT))
 
 
 class Grads(Stack):
@@ -591,10 +589,6 @@ class Counts(Stack):
         return loss
 
 
-class CountsEarly(Counts):
-    late = False
-
-
 class CountsInBuffer(Stack):
     rebinds, step = False, Counts.step
 
@@ -609,10 +603,6 @@ class CountsInBuffer(Stack):
         else:
             self.n += 1
         return loss
-
-
-class CountsByRebinding(CountsInBuffer):
-    rebinds = True
 
 
 class Running(Stack):
@@ -731,7 +721,7 @@ case("a counter in blocks", lambda: Stack(Counted), apart=True)
 case("a counter in blocks, recomputed", lambda: Stack(Counted), apart=True, recompute=True)
 case("a counter at the end of forward", Counts, apart=True)
 case("a counter at the end of forward, recomputed", Counts, apart=True, recompute=True)
-case("a counter at the start of forward", CountsEarly, apart=True)
+case("a counter at the start of forward", lambda: given(Counts(), late=False), apart=True)
 case(
     "a counter that the user resets",
     Counts,
@@ -739,7 +729,7 @@ case(
     apart=True,
 )
 case("a counter in a buffer, written in place", CountsInBuffer, apart=True)
-case("a counter in a buffer, bound anew", CountsByRebinding, apart=True)
+case("a counter bound anew", lambda: given(CountsInBuffer(), rebinds=True), apart=True)
 case("a running mean of activations", Running, apart=True)
 case("a running mean read by the first block, written after the last", Ahead, apart=True)
 case("a tensor carried to the next micro-batch", Carries, apart=True)

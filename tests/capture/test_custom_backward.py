@@ -231,18 +231,9 @@ class Inject(Function):
         return gradients[0], gradients[0].new_full(ctx.shape, 0.5)
 
 
-class Balanced(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
-
-    def forward(self, x: Any) -> Any:
-        hidden = self.first(x)
-        return self.last(Inject.apply(hidden, hidden.square().mean()))
-
-
 def test_a_loss_that_is_injected_into_the_backward_is_refused_with_the_line() -> None:
-    graph = capture_model(Balanced().double(), BATCH, loss=functional.cross_entropy)
+    model = Net(lambda net, h: Inject.apply(h, h.square().mean())).double()
+    graph = capture_model(model, BATCH, loss=functional.cross_entropy)
     module = graph.stage(range(len(graph.layer_names))).module
     with pytest.raises(BadInput, match=r"Inject at .*test_custom_backward\.py:\d+ gives gradients"):
         module(*graph.batch_leaves(BATCH))
@@ -349,26 +340,19 @@ class Scales(nn.Module):
         return TimesScale.apply(x, self)
 
 
-class InAUnit(nn.Module):
+class InAUnit(Net):
     def __init__(self, way: str = "a function") -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 8)
-        self.last, self.scales = nn.Linear(8, 3), Scales(way)
-
-    def forward(self, x: Any) -> Any:
-        return self.last(torch.tanh(self.second(self.scales(self.first(x)))))
+        super().__init__(lambda net, h: net.scales(h))
+        self.scales = Scales(way)
 
 
-class BetweenUnits(InAUnit):
-    def forward(self, x: Any) -> Any:
-        hidden = self.first(x)
-        self.scale = hidden.detach().abs().mean() + 0.1
-        hidden: Any = TimesScale.apply(hidden, self)
-        return self.last(torch.tanh(self.second(hidden)))
+def scaled_between(net: Any, h: Any) -> Any:
+    net.scale = h.detach().abs().mean() + 0.1
+    return TimesScale.apply(h, net)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1", "recompute"])
-@pytest.mark.parametrize("model", [InAUnit, BetweenUnits])
+@pytest.mark.parametrize("model", [InAUnit, lambda: Net(scaled_between)])
 def test_a_backward_finds_the_state_that_its_own_forward_left(model: Any, schedule: str) -> None:
     again = schedule == "recompute"
     compare(

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from capture.construct_cases import Block
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -267,17 +268,8 @@ def test_a_detached_tensor_crosses_without_a_gradient():
     assert [spec.requires_grad for spec in graph.stage(range(2)).sent] == [True, False]
 
 
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
-
-    def forward(self, x):
-        return x + self.down(torch.tanh(self.up(x)))
-
-
 def test_blocks_of_which_only_the_result_is_read_run_or_are_left_out_as_a_whole(monkeypatch):
-    model = nn.Sequential(Block(), Block(), Block(), nn.Linear(4, 3))
+    model = nn.Sequential(Block(4), Block(4), Block(4), nn.Linear(4, 3))
     batch = torch.randn(3, 4), torch.tensor([0, 1, 2])
     graph = capture_model(model, batch, loss=functional.cross_entropy)
     entered, forward = [], Block.forward
