@@ -79,9 +79,8 @@ CASES: dict[str, Case] = {}
 def given(model: nn.Module, **attributes: Any) -> nn.Module:
     """A model whose modules have other values of these attributes."""
     for module in model.modules():
-        vars(module).update(
-            {key: value for key, value in attributes.items() if hasattr(module, key)}
-        )
+        for key in attributes.keys() & dir(module):
+            setattr(module, key, attributes[key])
     return model
 
 

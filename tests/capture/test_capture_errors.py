@@ -123,11 +123,7 @@ def test_a_second_thread_is_refused_while_the_first_captures():
         (BATCH, {"loss": lambda output, target: output}, r"shape \(3, 4\)"),
         (BATCH, {"granularity": "line"}, "block, module, operator"),
         ({"z": BATCH[0]}, {"loss": functional.mse_loss}, "accepts none of the batch's keys"),
-        (
-            BATCH,
-            {"loss": nn.CrossEntropyLoss},
-            r"CrossEntropyLoss; give an object of it: .*Loss\(\)$",
-        ),
+        (BATCH, {"loss": nn.CrossEntropyLoss}, r"Loss; give an object of it: .*Loss\(\)$"),
         (
             (BATCH[0].to_sparse(), BATCH[1]),
             {"loss": LOSS},
