@@ -256,7 +256,8 @@ class _Recorder:
         first.is_steady_in_lengths = len(set(map(dependent_addresses, records))) == 1
         first.counts = self._counts(first.record, by_samples)
         for place, state in first.carried.items():
-            shapes, *others = (shapes_at(r.program, place) for r in (first.record, *by_samples))
+            tensors = (state_at(r.program, place) for r in (first.record, *by_samples))
+            shapes, *others = (list(map(shape_of, own)) for own in tensors)
             state.has_rows = any(other != shapes for other in others)
         first.calls = tuple(dict(record.counts) for record in records)
         if not self._runs.attempt.with_loss:
@@ -641,11 +642,6 @@ def buffer_at(program: UserProgram, place: StatePlace) -> torch.Tensor | None:
     """A copy of a buffer; None if it has no values."""
     buffer = own_buffers(program.module(place.path)).get(place.key)
     return None if buffer is None or type(buffer) is Absent else buffer.detach().clone()
-
-
-def shapes_at(program: UserProgram, place: StatePlace) -> list[tuple[int, ...]]:
-    """The shapes of the tensors in a piece of the program's state."""
-    return list(map(shape_of, state_at(program, place)))
 
 
 def observes(path: str, module: nn.Module) -> bool:

@@ -60,10 +60,8 @@ def random_state(device: torch.device) -> RandomState:
 
 def same_state(before: Sequence[torch.Tensor | None], after: Sequence[torch.Tensor | None]) -> bool:
     """Return whether the states are equal, so no random number was drawn in between."""
-    return all(
-        (a is None and b is None) or (a is not None and b is not None and torch.equal(a, b))
-        for a, b in zip(before, after, strict=True)
-    )
+    pairs = zip(before, after, strict=True)
+    return all(torch.equal(a, b) for a, b in pairs if a is not None and b is not None)
 
 
 def restore_random_state(device: torch.device, state: RandomState) -> None:
