@@ -4,7 +4,6 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import models
@@ -191,11 +190,21 @@ MODELS: dict[str, Callable[..., tuple[nn.Module, dict[str, torch.Tensor]]]] = {
 }
 
 
+@dataclass(frozen=True)
+class Helpers:
+    """The functions of this file, for tests that cannot import it."""
+
+    models: dict[str, Callable[..., tuple[nn.Module, dict[str, torch.Tensor]]]]
+    split: Callable[..., list[StageProgram]]
+    run_programs: Callable[..., Run]
+    resize: Callable[..., Any]
+    assert_composition_equals_model: Callable[..., None]
+
+
 @pytest.fixture
-def pipeline() -> SimpleNamespace:
-    """Helpers that run stages one after another, for tests that cannot import this file."""
-    helpers = split, run_programs, resize, assert_composition_equals_model
-    return SimpleNamespace(models=MODELS, **{helper.__name__: helper for helper in helpers})
+def pipeline() -> Helpers:
+    """Helpers that run stages one after another."""
+    return Helpers(MODELS, split, run_programs, resize, assert_composition_equals_model)
 
 
 @pytest.fixture(autouse=True)
