@@ -45,9 +45,13 @@ class Stack(nn.Module):
         self.head = nn.Linear(8, 8)
 
     def forward(self, x: Any, y: Any) -> Any:
-        for block in self.blocks:
-            x = block(x)
+        for number, block in enumerate(self.blocks):
+            x = self.step(number, block, x)
         return functional.mse_loss(self.head(x), y)
+
+    def step(self, number: int, block: Any, x: Any) -> Any:
+        """The hidden states behind a block."""
+        return block(x)
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,14 @@ class Case:
 
 
 CASES: dict[str, Case] = {}
+
+
+def given(model: nn.Module, **attributes: Any) -> nn.Module:
+    """A model whose modules have other values of these attributes."""
+    for module in model.modules():
+        for key in attributes.keys() & dir(module):
+            setattr(module, key, attributes[key])
+    return model
 
 
 def case(name: str, make: Callable[[], nn.Module], *args: Any, **options: Any) -> None:
@@ -232,10 +244,8 @@ class OwnFunction(Block):
 
 
 class BetweenBlocks(Stack):
-    def forward(self, x: Any, y: Any) -> Any:
-        for block in self.blocks:
-            x = Reverse.apply(block(x))
-        return functional.mse_loss(self.head(x), y)
+    def step(self, number: int, block: Any, x: Any) -> Any:
+        return Reverse.apply(block(x))
 
 
 class AroundBlocks(torch.autograd.Function):
@@ -301,27 +311,18 @@ class Checkpointed(Block):
         return x + checkpoint(self.inner, x, use_reentrant=self.reentrant)
 
 
-class CheckpointedReentrant(Checkpointed):
-    reentrant = True
-
-
 class FirstHead(Stack):
+    """A reentrant checkpoint of inputs without gradient would give none."""
+
     def forward(self, x: Any, y: Any) -> Any:
         return super().forward(self.head(x), y)
 
 
-class CheckpointedOutside(Stack):
+class CheckpointedOutside(FirstHead):
     reentrant = False
 
-    def forward(self, x: Any, y: Any) -> Any:
-        x = self.head(x)  # a reentrant checkpoint of inputs without gradient gives none
-        for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=self.reentrant)
-        return functional.mse_loss(self.head(x), y)
-
-
-class CheckpointedOutsideReentrant(CheckpointedOutside):
-    reentrant = True
+    def step(self, number: int, block: Any, x: Any) -> Any:
+        return checkpoint(block, x, use_reentrant=self.reentrant)
 
 
 class Segments(Stack):
@@ -338,16 +339,13 @@ class Segments(Stack):
         return functional.mse_loss(self.head(x), y)
 
 
-class SegmentsReentrant(Segments):
-    reentrant = True
-
-
+REENTRANT = {"reentrant": True}
 case("a checkpoint in blocks", lambda: Stack(Checkpointed))
-case("a reentrant checkpoint in blocks", lambda: FirstHead(CheckpointedReentrant))
+case("a reentrant checkpoint in blocks", lambda: given(FirstHead(Checkpointed), **REENTRANT))
 case("a checkpoint around each block", CheckpointedOutside)
-case("a reentrant checkpoint around each block", CheckpointedOutsideReentrant)
+case("a reentrant checkpoint around each block", lambda: given(CheckpointedOutside(), **REENTRANT))
 case("a checkpoint around two blocks", Segments)
-case("a reentrant checkpoint around two blocks", SegmentsReentrant)
+case("a reentrant checkpoint around two blocks", lambda: given(Segments(), **REENTRANT))
 
 
 class Grads(Stack):
@@ -400,21 +398,17 @@ class InPlace(Block):
 
 
 class InPlaceBetween(Stack):
-    def forward(self, x: Any, y: Any) -> Any:
-        x = self.blocks[0](x)
-        for block in self.blocks[1:]:
-            x = x + torch.sigmoid(block(x))
-            x += 1
-            x[:, :2] *= 0.5
-        return functional.mse_loss(self.head(x), y)
+    def step(self, number: int, block: Any, x: Any) -> Any:
+        x = x + torch.sigmoid(block(x))
+        x += 1
+        x[:, :2] *= 0.5
+        return x
 
 
 class ViewAsItself(Stack):
-    def forward(self, x: Any, y: Any) -> Any:
-        for block in self.blocks:
-            x = block(x)
-            x = x.view_as(x)
-        return functional.mse_loss(self.head(x), y)
+    def step(self, number: int, block: Any, x: Any) -> Any:
+        x = block(x)
+        return x.view_as(x)
 
 
 class Vmapped(Block):
@@ -438,24 +432,12 @@ case("forward writes to the batch", BatchWritten, apart=True, steps=1)
 # Values.
 
 
-class ByValues(Block):
-    def forward(self, x: Any) -> Any:
-        found, kind = torch.zeros_like(x), x.argmax(1)
-        for entry in kind.unique().tolist():
-            (rows,) = torch.where(kind == entry)
-            found = found.index_add(0, rows, self.inner(x[rows]))
-        return x + (found if float(x.detach().mean()) > -1e9 else 0)
-
-
 class Asks(Stack):
-    def forward(self, x: Any, y: Any) -> Any:
-        for block in self.blocks:
-            x = block(x)
-            if not torch.isfinite(x).all():
-                raise ValueError("not finite")
-            if x.detach().abs().max() > 1e-9:
-                x = x * 1.5
-        return functional.mse_loss(self.head(x), y)
+    def step(self, number: int, block: Any, x: Any) -> Any:
+        x = block(x)
+        if not torch.isfinite(x).all():
+            raise ValueError("not finite")
+        return x * 1.5 if x.detach().abs().max() > 1e-9 else x
 
 
 class Vae(nn.Module):
@@ -472,7 +454,6 @@ class Vae(nn.Module):
         return loss + self.beta * kl
 
 
-case("loops and branches over values in blocks", lambda: Stack(ByValues))
 case("a branch on activations between blocks", Asks)
 case("an annealed attribute", Vae, lambda m, s: setattr(m, "beta", max(s, 0) / 4))
 
@@ -490,10 +471,8 @@ class Joins(Block):
 
 
 class JoinsBlocks(Stack):
-    def forward(self, x: Any, y: Any) -> Any:
-        for block in self.blocks:
-            x = join(block(x), x)
-        return functional.mse_loss(self.head(x), y)
+    def step(self, number: int, block: Any, x: Any) -> Any:
+        return join(block(x), x)
 
 
 case(
@@ -597,40 +576,32 @@ class Counts(Stack):
         super().__init__()
         self.n = 0
 
+    def step(self, number: int, block: Any, x: Any) -> Any:
+        return block(x) * (1 + self.n)
+
     def forward(self, x: Any, y: Any) -> Any:
         if not self.late:
             self.n += 1
-        for block in self.blocks:
-            x = block(x) * (1 + self.n)
-        loss = functional.mse_loss(self.head(x), y)
+        loss = super().forward(x, y)
         if self.late:
             self.n += 1
         return loss
 
 
-class CountsEarly(Counts):
-    late = False
-
-
 class CountsInBuffer(Stack):
-    rebinds = False
+    rebinds, step = False, Counts.step
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("n", torch.zeros(()))
 
     def forward(self, x: Any, y: Any) -> Any:
-        for block in self.blocks:
-            x = block(x) * (1 + self.n)
+        loss = super().forward(x, y)
         if self.rebinds:
             self.n = self.n + 1
         else:
             self.n += 1
-        return functional.mse_loss(self.head(x), y)
-
-
-class CountsByRebinding(CountsInBuffer):
-    rebinds = True
+        return loss
 
 
 class Running(Stack):
@@ -638,13 +609,12 @@ class Running(Stack):
         super().__init__()
         self.register_buffer("mean", torch.zeros(8))
 
-    def forward(self, x: Any, y: Any) -> Any:
-        for i, block in enumerate(self.blocks):
-            x = block(x)
-            if i == 1:
-                self.mean.mul_(0.9).add_(x.detach().mean(0) * 0.1)
-                x = x - self.mean
-        return functional.mse_loss(self.head(x), y)
+    def step(self, number: int, block: Any, x: Any) -> Any:
+        x = block(x)
+        if number == 1:
+            self.mean.mul_(0.9).add_(x.detach().mean(0) * 0.1)
+            x = x - self.mean
+        return x
 
 
 class Ahead(Running):
@@ -662,14 +632,13 @@ class Carries(Stack):
         super().__init__()
         self.memory: Any = None
 
-    def forward(self, x: Any, y: Any) -> Any:
-        for i, block in enumerate(self.blocks):
-            x = block(x)
-            if i == 1:
-                if self.memory is not None:
-                    x = x + self.memory
-                self.memory = x.detach().mean(0)
-        return functional.mse_loss(self.head(x), y)
+    def step(self, number: int, block: Any, x: Any) -> Any:
+        x = block(x)
+        if number == 1:
+            if self.memory is not None:
+                x = x + self.memory
+            self.memory = x.detach().mean(0)
+        return x
 
 
 class CarriesFar(Carries):
@@ -687,12 +656,14 @@ class Restores(Stack):
         super().__init__()
         self.factor = 1.0
 
+    def step(self, number: int, block: Any, x: Any) -> Any:
+        return block(x) * self.factor
+
     def forward(self, x: Any, y: Any) -> Any:
         self.factor = self.factor * 2
-        for block in self.blocks:
-            x = block(x) * self.factor
+        loss = super().forward(x, y)
         self.factor = self.factor / 2
-        return functional.mse_loss(self.head(x), y)
+        return loss
 
 
 class ByMode(Block):
@@ -737,10 +708,8 @@ class Configured(Stack):
         self.config = types.SimpleNamespace(scale=1.0)
         self.table = {"shift": 0.0}
 
-    def forward(self, x: Any, y: Any) -> Any:
-        for block in self.blocks:
-            x = block(x) * self.config.scale + self.table["shift"]
-        return functional.mse_loss(self.head(x), y)
+    def step(self, number: int, block: Any, x: Any) -> Any:
+        return block(x) * self.config.scale + self.table["shift"]
 
 
 def configure(model: Any, step: int) -> None:
@@ -751,7 +720,7 @@ case("a counter in blocks", lambda: Stack(Counted), apart=True)
 case("a counter in blocks, recomputed", lambda: Stack(Counted), apart=True, recompute=True)
 case("a counter at the end of forward", Counts, apart=True)
 case("a counter at the end of forward, recomputed", Counts, apart=True, recompute=True)
-case("a counter at the start of forward", CountsEarly, apart=True)
+case("a counter at the start of forward", lambda: given(Counts(), late=False), apart=True)
 case(
     "a counter that the user resets",
     Counts,
@@ -759,7 +728,7 @@ case(
     apart=True,
 )
 case("a counter in a buffer, written in place", CountsInBuffer, apart=True)
-case("a counter in a buffer, bound anew", CountsByRebinding, apart=True)
+case("a counter bound anew", lambda: given(CountsInBuffer(), rebinds=True), apart=True)
 case("a running mean of activations", Running, apart=True)
 case("a running mean read by the first block, written after the last", Ahead, apart=True)
 case("a tensor carried to the next micro-batch", Carries, apart=True)
@@ -783,11 +752,8 @@ def counted_shared() -> nn.Module:
 class Skips(Stack):
     phase = 0
 
-    def forward(self, x: Any, y: Any) -> Any:
-        for i, block in enumerate(self.blocks):
-            if not (i == 2 and self.phase > 0):
-                x = block(x)
-        return functional.mse_loss(self.head(x), y)
+    def step(self, number: int, block: Any, x: Any) -> Any:
+        return x if number == 2 and self.phase > 0 else block(x)
 
 
 class CatchesException(Stack):
@@ -853,6 +819,8 @@ case("evaluation mode at step 1", lambda: Stack(ByMode), lambda m, s: m.train(s 
 
 
 class Inner(nn.Module):
+    """Four blocks in a container of their own."""
+
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(Block() for _ in range(4))
@@ -863,28 +831,22 @@ class Inner(nn.Module):
         return x
 
 
-class Outer(nn.Module):
+class Outer(Stack):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.inner, self.head = nn.Linear(8, 8), Inner(), nn.Linear(8, 8)
-
-    def forward(self, x: Any, y: Any) -> Any:
-        return functional.mse_loss(self.head(self.inner(self.first(x))), y)
+        self.blocks = nn.ModuleList([nn.Linear(8, 8), Inner()])
 
 
-def hooked_container() -> nn.Module:
-    model = Outer()
-    model.inner.register_full_backward_hook(triple)
-    return model
+def hook_container(at: int) -> Callable[[Any, int], None]:
+    def before(model: Any, step: int) -> None:
+        if step == at:
+            model.blocks[1].register_full_backward_hook(triple)
+
+    return before
 
 
-def hook_container(model: Any, step: int) -> None:
-    if step == 1:
-        model.inner.register_full_backward_hook(triple)
-
-
-case("a backward hook on a container", hooked_container)
-case("a backward hook on a container, registered later", Outer, hook_container, "backward hook")
+case("a backward hook on a container", Outer, hook_container(-1))
+case("a backward hook on a container, registered later", Outer, hook_container(1), "backward hook")
 
 
 # What users do beside training.
@@ -922,7 +884,7 @@ class Beside:
 
 
 class HandsOn(Block):
-    """A block that returns the object that it was given, and may put another tensor into it."""
+    """A block that returns the object that it was given."""
 
     grows = False
 

@@ -123,17 +123,17 @@ def test_a_second_thread_is_refused_while_the_first_captures():
         (BATCH, {"loss": lambda output, target: output}, r"shape \(3, 4\)"),
         (BATCH, {"granularity": "line"}, "block, module, operator"),
         ({"z": BATCH[0]}, {"loss": functional.mse_loss}, "accepts none of the batch's keys"),
+        (BATCH, {"loss": nn.CrossEntropyLoss}, r"Loss; give an object of it: .*Loss\(\)$"),
+        (
+            (BATCH[0].to_sparse(), BATCH[1]),
+            {"loss": LOSS},
+            r"^batch\[0\] has the layout torch.sparse_coo, .*to_dense",
+        ),
     ],
 )
 def test_a_batch_or_loss_that_does_not_fit_is_refused(batch, options, words):
     with pytest.raises(BadInput, match=words):
         capture_model(_Linear(), batch, **options)
-
-
-def test_a_stage_outside_of_the_layers_is_refused():
-    graph = capture_model(_Linear(), BATCH, loss=functional.cross_entropy)
-    with pytest.raises(BadInput, match=r"range\(0, 2\)"):
-        graph.stage(range(1, 3))
 
 
 def test_a_wrapper_that_does_a_pipelines_work_is_refused_for_the_bare_module(tmp_path):
@@ -178,14 +178,3 @@ def test_a_compiled_module_is_refused_for_the_bare_one(how, whole):
         BadInput, match=f"^{named} is compiled, .*pass the bare module, and capture"
     ):
         capture_model(model, BATCH, loss=LOSS)
-
-
-def test_a_class_as_loss_is_refused_for_an_object():
-    with pytest.raises(BadInput, match=r"CrossEntropyLoss; give an object of it: .*Loss\(\)$"):
-        capture_model(_Linear(), BATCH, loss=nn.CrossEntropyLoss)
-
-
-def test_a_tensor_that_has_no_slices_is_named():
-    sparse = (BATCH[0].to_sparse(), BATCH[1])
-    with pytest.raises(BadInput, match=r"^batch\[0\] has the layout torch.sparse_coo, .*to_dense"):
-        capture_model(_Linear(), sparse, loss=LOSS)

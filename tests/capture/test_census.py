@@ -1,17 +1,14 @@
 """Architectures of transformers as the census judges them: a sample; all quick ones when slow."""
 
-import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import transformers
+from capture.stand_in_census_cases import CENSUS, judging
 
-ROOT = Path(__file__).parent.parent.parent
-CENSUS = ROOT / "benchmarks" / "models"
 RECORDED = {row["name"]: row for row in json.loads((CENSUS / "results.json").read_text())["rows"]}
 SAMPLE = (
     *("BartForCausalLM", "BioGptForCausalLM", "BloomForCausalLM", "CohereForCausalLM"),
@@ -46,23 +43,14 @@ ELSEWHERE = "torchvision", "timm"
 """Their families are judged in an environment of their own, with another torch."""
 
 
-@pytest.fixture(scope="module")
-def judging() -> Any:
-    sys.path.insert(0, str(CENSUS))
-    try:
-        yield importlib.import_module("judging")
-    finally:
-        sys.path.remove(str(CENSUS))
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "name",
     [n if n in ALWAYS else pytest.param(n, marks=pytest.mark.slow) for n in SAMPLE],
 )
-def test_an_architecture_is_right_as_recorded(judging: Any, name: str) -> None:
+def test_an_architecture_is_right_as_recorded(name: str) -> None:
     recorded = RECORDED[name]
-    found = judging.judge(getattr(transformers, name), recorded["head"])
+    found = judging().judge(getattr(transformers, name), recorded["head"])
     assert found["outcome"] == recorded["outcome"], found
     assert found["outcome"].startswith("right")
     assert found["batch"] == recorded["batch"]
@@ -82,7 +70,7 @@ def test_every_quick_architecture_is_as_recorded(tmp_path: Path) -> None:
     here = {name: row for name, row in RECORDED.items() if row["head"] not in ELSEWHERE}
     quick = [name for name, row in here.items() if row["wall_s"] <= QUICK_S]
     assert len(quick) > len(here) / 2
-    script = str(ROOT / "benchmarks" / "models.py")
+    script = str(CENSUS.with_suffix(".py"))
     subprocess.run([sys.executable, script, "--out", str(out), "--only", *quick], check=True)
     found = {row["name"]: row["outcome"] for row in json.loads(out.read_text())["rows"]}
     assert found == {name: RECORDED[name]["outcome"] for name in quick}

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from plain_training import assert_pipeline_equals_plain, in_pipeline
+from capture.three_layers import BATCH, Net, compare
+from plain_training import in_pipeline
 from torch import nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -12,9 +13,6 @@ from torch.nn import functional
 
 from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
-
-torch.manual_seed(0)
-BATCH = (torch.randn(6, 4).double(), torch.randint(3, (6,)))
 
 
 class ReverseGradient(Function):
@@ -113,18 +111,6 @@ LOWEST: Any = Function.__mro__[1]
 reverse_gradient = ReverseGradient.apply
 
 
-class Net(nn.Module):
-    def __init__(self, between: Any):
-        super().__init__()
-        self.first = nn.Linear(4, 8)
-        self.middle = nn.Linear(8, 8)
-        self.last = nn.Linear(8, 3)
-        self.between = between
-
-    def forward(self, values: Any) -> Any:
-        return self.last(torch.tanh(self.middle(self.between(self, self.first(values)))))
-
-
 def with_parameter(net: Net, h: Any) -> Any:
     result, nothing, label = LinearTimesHalf.apply(
         h, net.middle.weight, {"rows": h.shape[0], "label": "x"}
@@ -217,19 +203,13 @@ KEPT = {
 def test_a_custom_function_keeps_its_backward(name: str) -> None:
     tolerance = 1e-2 if "low precision" in name else 1e-9
     model = Net(KEPT[name]).double()
-    assert_pipeline_equals_plain(model, BATCH, loss=functional.cross_entropy, tolerance=tolerance)
+    compare(model, tolerance=tolerance)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "zb-h1"])
 def test_it_does_in_other_schedules_and_where_activations_are_recomputed(schedule: str) -> None:
     model = Net(with_parameter).double()
-    assert_pipeline_equals_plain(
-        model,
-        BATCH,
-        loss=functional.cross_entropy,
-        schedule=schedule,
-        recompute=schedule == "gpipe",
-    )
+    compare(model, schedule=schedule, recompute=schedule == "gpipe")
 
 
 def test_functions_are_as_before_after_capture() -> None:
@@ -251,18 +231,9 @@ class Inject(Function):
         return gradients[0], gradients[0].new_full(ctx.shape, 0.5)
 
 
-class Balanced(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
-
-    def forward(self, x: Any) -> Any:
-        hidden = self.first(x)
-        return self.last(Inject.apply(hidden, hidden.square().mean()))
-
-
 def test_a_loss_that_is_injected_into_the_backward_is_refused_with_the_line() -> None:
-    graph = capture_model(Balanced().double(), BATCH, loss=functional.cross_entropy)
+    model = Net(lambda net, h: Inject.apply(h, h.square().mean())).double()
+    graph = capture_model(model, BATCH, loss=functional.cross_entropy)
     module = graph.stage(range(len(graph.layer_names))).module
     with pytest.raises(BadInput, match=r"Inject at .*test_custom_backward\.py:\d+ gives gradients"):
         module(*graph.batch_leaves(BATCH))
@@ -307,7 +278,7 @@ class Reversible(nn.Module):
 
 def test_a_function_may_call_its_module_again_in_its_backward() -> None:
     model = Reversible().double()
-    assert_pipeline_equals_plain(model, BATCH, loss=functional.cross_entropy)
+    compare(model)
 
 
 def test_the_check_of_the_first_run_is_no_call_of_the_forward() -> None:
@@ -369,32 +340,23 @@ class Scales(nn.Module):
         return TimesScale.apply(x, self)
 
 
-class InAUnit(nn.Module):
+class InAUnit(Net):
     def __init__(self, way: str = "a function") -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 8)
-        self.last, self.scales = nn.Linear(8, 3), Scales(way)
-
-    def forward(self, x: Any) -> Any:
-        return self.last(torch.tanh(self.second(self.scales(self.first(x)))))
+        super().__init__(lambda net, h: net.scales(h))
+        self.scales = Scales(way)
 
 
-class BetweenUnits(InAUnit):
-    def forward(self, x: Any) -> Any:
-        hidden = self.first(x)
-        self.scale = hidden.detach().abs().mean() + 0.1
-        hidden: Any = TimesScale.apply(hidden, self)
-        return self.last(torch.tanh(self.second(hidden)))
+def scaled_between(net: Any, h: Any) -> Any:
+    net.scale = h.detach().abs().mean() + 0.1
+    return TimesScale.apply(h, net)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1", "recompute"])
-@pytest.mark.parametrize("model", [InAUnit, BetweenUnits])
+@pytest.mark.parametrize("model", [InAUnit, lambda: Net(scaled_between)])
 def test_a_backward_finds_the_state_that_its_own_forward_left(model: Any, schedule: str) -> None:
     again = schedule == "recompute"
-    assert_pipeline_equals_plain(
+    compare(
         model().double(),
-        BATCH,
-        loss=functional.cross_entropy,
         micro_batches=3,
         per_micro_batch=True,
         schedule="gpipe" if again else schedule,
@@ -404,13 +366,7 @@ def test_a_backward_finds_the_state_that_its_own_forward_left(model: Any, schedu
 
 @pytest.mark.parametrize("way", ["a hook", "a checkpoint"])
 def test_hooks_and_checkpoints_find_the_state_of_their_forward(way: str) -> None:
-    assert_pipeline_equals_plain(
-        InAUnit(way).double(),
-        BATCH,
-        loss=functional.cross_entropy,
-        micro_batches=3,
-        per_micro_batch=True,
-    )
+    compare(InAUnit(way).double(), micro_batches=3, per_micro_batch=True)
 
 
 def test_what_a_backward_counts_is_counted_on_with_what_forwards_have_counted() -> None:

@@ -6,7 +6,6 @@ from torch import nn
 from torch.nn import functional
 
 from penstock.capture.capture import capture_model
-from penstock.capture.chain import Chain
 
 DROPOUT = 0.5
 
@@ -52,18 +51,6 @@ def test_a_norm_that_was_frozen_at_capture_stays_frozen():
         graph.set_training(training)
         program.module(*batch)
         assert model[1].num_batches_tracked.item() == 0
-
-
-def test_a_chain_is_switched_by_its_modules_own_flags():
-    chain = Chain([nn.Linear(4, 8), nn.Dropout(DROPOUT), nn.BatchNorm1d(8)], functional.mse_loss)
-    frozen = chain.get_submodule("2").eval()
-    batch = (torch.randn(3, 4), torch.randn(3, 8))
-    graph = capture_model(chain, batch)
-    graph.set_training(False)
-    assert not chain.get_submodule("1").training
-    graph.set_training(True)
-    assert chain.get_submodule("1").training
-    assert not frozen.training
 
 
 def test_a_model_captured_in_evaluation_mode_is_trained_in_training_mode(pipeline):

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from plain_training import assert_pipeline_equals_plain
+from capture import three_layers
+from capture.three_layers import BATCH, compare, keep
 from torch import nn
 from torch.nn import functional
 from torch.nn.modules.module import (
@@ -15,28 +16,13 @@ from torch.nn.modules.module import (
 from penstock.capture.capture import capture_model
 from penstock.errors import BadInput, CaptureFailed
 
-torch.manual_seed(0)
-BATCH = (torch.randn(6, 4).double(), torch.randint(3, (6,)))
 
-
-def keep(net: Any, values: Any) -> Any:
-    return values
-
-
-class Net(nn.Module):
-    """Three layers, with ``between`` after the first."""
+class Net(three_layers.Net):
+    """Three layers with modules inside of the second."""
 
     def __init__(self, between: Any = keep):
-        super().__init__()
-        self.first = nn.Linear(4, 8)
-        self.middle = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
-        self.last = nn.Linear(8, 3)
-        self.hooking = HooksItsInput()
-        self.between = between
-        self.alpha = 0.3
-
-    def forward(self, values: Any) -> Any:
-        return self.last(torch.tanh(self.middle(self.between(self, self.first(values)))))
+        super().__init__(between, nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)))
+        self.hooking, self.alpha = HooksItsInput(), 0.3
 
     def tenth(self, gradient: Any) -> Any:
         return gradient * self.alpha / 3
@@ -136,18 +122,12 @@ KEPT = {
 @pytest.mark.parametrize("name", KEPT)
 def test_a_hook_on_a_tensor_changes_gradients_as_in_the_plain_module(name: str) -> None:
     model = Net(KEPT[name]).double()
-    assert_pipeline_equals_plain(model, BATCH, loss=functional.cross_entropy)
+    compare(model)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "zb-h1"])
 def test_it_does_in_other_schedules_and_where_activations_are_recomputed(schedule: str) -> None:
-    assert_pipeline_equals_plain(
-        Net(on_a_view).double(),
-        BATCH,
-        loss=functional.cross_entropy,
-        schedule=schedule,
-        recompute=schedule == "gpipe",
-    )
+    compare(Net(on_a_view).double(), schedule=schedule, recompute=schedule == "gpipe")
 
 
 def test_a_hook_is_called_once_for_each_micro_batch() -> None:
@@ -158,7 +138,7 @@ def test_a_hook_is_called_once_for_each_micro_batch() -> None:
         return h
 
     model = Net(between).double()
-    assert_pipeline_equals_plain(model, BATCH, loss=functional.cross_entropy, recompute=True)
+    compare(model, recompute=True)
     assert seen == [(6, 8), (3, 8), (3, 8)]
 
 
@@ -199,7 +179,7 @@ def test_backward_hooks_of_modules_change_gradients_as_in_the_plain_module(path:
     module.register_full_backward_pre_hook(backward_pre_hook)
     if path != "first":  # its input has no gradient, so a hook may return none
         module.register_full_backward_hook(backward_hook)
-    assert_pipeline_equals_plain(model, BATCH, loss=functional.cross_entropy)
+    compare(model)
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
@@ -213,7 +193,7 @@ def test_backward_hooks_see_what_they_see_in_the_plain_module() -> None:
     model = Net().double()
     model.first.register_full_backward_hook(note)
     model.middle.register_full_backward_hook(note)
-    assert_pipeline_equals_plain(model, BATCH, loss=functional.cross_entropy, micro_batches=3)
+    compare(model, micro_batches=3)
     whole, rest = seen[:2], seen[2:]
     assert whole == [(nn.Sequential, [(6, 8), (6, 8)]), (nn.Linear, [None, (6, 8)])]
     assert rest.count((nn.Sequential, [(2, 8), (2, 8)])) == 3
@@ -242,21 +222,13 @@ def test_forward_hooks_change_what_modules_get_and_return() -> None:
     )
     model.last.register_forward_hook(doubled, always_call=True)
     model.last.register_forward_hook(lambda module, given, made: None)
-    assert_pipeline_equals_plain(model, BATCH, loss=functional.cross_entropy)
+    compare(model)
 
 
 def test_hooks_on_parameters_change_their_gradients() -> None:
     model = Net().double()
-    expected = Net().double()
-    expected.load_state_dict(model.state_dict())
-    for one in (model, expected):
-        one.first.weight.register_hook(lambda g: g * 0.1)
-    graph = capture_model(model, BATCH, loss=functional.cross_entropy)
-    functional.cross_entropy(expected(BATCH[0]), BATCH[1]).backward()
-    stage = graph.stage(range(len(graph.layer_names))).module
-    stage(*BATCH)[0].backward()
-    for one, other in zip(model.parameters(), expected.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad)
+    model.first.weight.register_hook(lambda g: g * 0.1)
+    compare(model)
 
 
 def on_several(net: Any, h: Any) -> Any:
@@ -289,12 +261,12 @@ def test_what_would_see_gradients_of_its_stage_only_is_refused_with_the_line(lin
 def test_old_backward_hooks_change_gradients_as_in_the_plain_module() -> None:
     model = Net().double()
     model.middle[2].register_backward_hook(backward_hook)
-    assert_pipeline_equals_plain(model, BATCH, loss=functional.cross_entropy)
+    compare(model)
 
 
 def test_forward_hooks_for_all_modules_run_as_in_the_plain_module() -> None:
     with register_module_forward_hook(doubled):
-        assert_pipeline_equals_plain(Net().double(), BATCH, loss=functional.cross_entropy)
+        compare(Net().double())
 
 
 def test_backward_hooks_for_all_modules_are_refused() -> None:

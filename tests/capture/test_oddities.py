@@ -1,7 +1,6 @@
 """Odd things that models do: each right, as in the plain module, or refused in a line."""
 
 import collections
-import copy
 import functools
 import random
 from typing import Any
@@ -9,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from capture import three_layers
+from capture.three_layers import BATCH, compare, keep
 from plain_training import assert_pipeline_equals_plain
 from torch import nn
 from torch.nn import functional
@@ -19,45 +20,24 @@ from penstock.plan.plan import Plan, Stage
 from penstock.runtime.options import Safety
 from penstock.runtime.pipeline import Pipeline
 
-torch.manual_seed(0)
-BATCH = (torch.randn(6, 4).double(), torch.randint(3, (6,)))
 STEPS = 0
 NOTES: list[float] = []
 
 
-def keep(net: Any, values: Any) -> Any:
-    return values
-
-
-class Net(nn.Module):
-    """Three layers, with ``between`` after the first."""
+class Net(three_layers.Net):
+    """Three layers with state; ``change`` is done to them at first."""
 
     def __init__(self, between: Any = keep, change: Any = None):
-        super().__init__()
-        self.first = nn.Linear(4, 8)
-        self.middle = nn.Linear(8, 8)
-        self.last = nn.Linear(8, 3)
+        super().__init__(between)
         self.register_buffer("count", torch.zeros(()))
         self.register_buffer("mean", torch.zeros(8))
         self.register_buffer("variance", torch.ones(8))
-        self.between = between
-        self.step, self.started, self.history, self.kept = (
-            0,
-            False,
-            collections.deque[float](),
-            None,
-        )
+        self.started, self.kept = False, None
+        self.history = collections.deque[float]()
         self.numbers = np.random.default_rng(0)
         if change:
             change(self)
         self.double()
-
-    def forward(self, values: Any) -> Any:
-        return self.last(torch.tanh(self.middle(self.between(self, self.first(values)))))
-
-
-def compare(model: nn.Module, **options: Any) -> Any:
-    return assert_pipeline_equals_plain(model, BATCH, loss=functional.cross_entropy, **options)
 
 
 # right
@@ -188,26 +168,6 @@ def test_sparse_gradients_of_embeddings_are_right() -> None:
     assert_pipeline_equals_plain(Words(), batch, loss=functional.cross_entropy)
 
 
-def test_the_users_batch_stays_as_it_was_where_forward_writes_to_it() -> None:
-    class Writes(Net):
-        def forward(self, values: Any) -> Any:
-            values.mul_(2)
-            values[:, 1] = 0
-            return super().forward(values)
-
-    batch = (BATCH[0].clone(), BATCH[1])
-    plain = copy.deepcopy(Writes())
-    model = Writes()
-    model.load_state_dict(plain.state_dict())
-    functional.cross_entropy(plain(BATCH[0].clone()), BATCH[1]).backward()
-    graph = capture_model(model, batch, loss=functional.cross_entropy)
-    stage = graph.stage(range(len(graph.layer_names))).module
-    stage(*batch)[0].backward()
-    assert torch.equal(batch[0], BATCH[0])
-    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad)
-
-
 # right micro-batch by micro-batch, as samples are mixed
 
 
@@ -243,33 +203,6 @@ def test_it_is_right_micro_batch_by_micro_batch(name: str) -> None:
     compare(model, per_micro_batch=True)
     compare(Net(*MIXING[name]), micro_batches=1)
     compare(Net(*MIXING[name]), per_micro_batch=True, recompute=True)
-
-
-def follows(net: Any, h: Any) -> Any:
-    """A momentum encoder in the usual form."""
-    with torch.no_grad():
-        for slow, fast in ((net.slow.weight, net.middle.weight), (net.slow.bias, net.middle.bias)):
-            slow.data = slow.data * 0.9 + fast.data * 0.1
-    return h + net.slow(h)
-
-
-def with_a_slow_copy(net: Any) -> None:
-    net.slow = copy.deepcopy(net.middle).requires_grad_(False)
-    nn.init.zeros_(net.slow.weight)
-
-
-def test_what_forward_assigns_to_data_is_as_in_the_plain_module() -> None:
-    model = Net(follows, with_a_slow_copy)
-    plain = copy.deepcopy(model)
-    graph = capture_model(model, BATCH, loss=functional.cross_entropy)
-    assert not model.get_parameter("slow.weight").any()
-    stage: Any = graph.stage(range(len(graph.layer_names))).module
-    for _ in range(2):
-        expected = functional.cross_entropy(plain(BATCH[0]), BATCH[1])
-        found = stage(*BATCH)[0]
-    torch.testing.assert_close(found, expected)
-    for name in ("slow.weight", "slow.bias"):
-        torch.testing.assert_close(model.get_parameter(name), plain.get_parameter(name))
 
 
 def unread(net: Any, h: Any) -> Any:
@@ -311,12 +244,6 @@ def begins(net: Any, h: Any) -> Any:
     return h
 
 
-def remembers(net: Any, h: Any) -> Any:
-    before = 0 if net.kept is None else net.kept
-    net.kept = h.detach().mean(0)
-    return h + before
-
-
 def assigned_on_first_sight(net: Any, h: Any) -> Any:
     """Branches on a buffer that it assigns: for the second micro-batch otherwise."""
     if net.count == 0:
@@ -327,7 +254,6 @@ def assigned_on_first_sight(net: Any, h: Any) -> Any:
 
 KEPT_APART = {
     "a flag": begins,
-    "a tensor": remembers,
     "a buffer that is assigned once": assigned_on_first_sight,
 }
 
@@ -338,7 +264,7 @@ def test_state_that_changes_is_as_in_the_plain_module(name: str) -> None:
     compare(model, per_micro_batch=True)
     again = Net(KEPT_APART[name])
     capture_model(again, BATCH, loss=functional.cross_entropy)
-    assert (again.step, again.started, again.kept, float(again.count)) == (0, False, None, 0)
+    assert (again.started, float(again.count)) == (False, 0)
 
 
 def counts_globally(net: Any, h: Any) -> Any:

@@ -6,26 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from plain_training import assert_pipeline_equals_plain
+from capture.construct_cases import Block
+from capture.three_layers import compare
 from torch import nn
-from torch.nn import functional
 
-BATCH = (
-    torch.randn(6, 4, generator=torch.Generator().manual_seed(0)).double(),
-    torch.arange(6) % 3,
-)
 NAMES = ("0.up", "0.down", "1.up", "1.down", "2", "loss")
-
-
-class Block(nn.Module):
-    """Two layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(torch.relu(self.up(x)))
 
 
 def forward_of_the_block(model: Any) -> None:
@@ -89,7 +74,6 @@ def forward_by_a_global(model: Any) -> None:
 )
 def test_a_patched_model_is_cut_and_trained_as_it_is(patch: Callable[[Any], None]) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(Block(), Block(), nn.Linear(4, 3)).double()
+    model = nn.Sequential(Block(4), Block(4), nn.Linear(4, 3)).double()
     patch(model)
-    graph = assert_pipeline_equals_plain(model, BATCH, loss=functional.cross_entropy)
-    assert graph.layer_names == NAMES
+    assert compare(model).layer_names == NAMES

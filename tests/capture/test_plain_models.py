@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from capture.construct_cases import Block
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -98,17 +99,32 @@ class Repeated(nn.Module):
         return values
 
 
-class WordCopies(nn.Module):
-    """Code that writes into its input."""
-
+class Scores(nn.Module):
     def __init__(self):
         super().__init__()
-        self.embed = nn.Embedding(10, 8)
-        self.out = nn.Linear(8, 10)
+        self.embed, self.out = nn.Embedding(10, 8), nn.Linear(8, 10)
 
-    def forward(self, words):
-        words[:, 0] = 3
-        return self.out(self.embed(words)).transpose(1, 2)
+    def forward(self, x):
+        return self.out(self.embed(x)).transpose(1, 2)
+
+
+class WordCopies(Scores):
+    """Code that writes into its input."""
+
+    def forward(self, x):
+        x[:, 0] = 3
+        return super().forward(x)
+
+
+class Two(nn.Module):
+    """Two layers; a test says how they are called."""
+
+    def __init__(self, run):
+        super().__init__()
+        self.one, self.two, self.run = nn.Linear(4, 4), nn.Linear(4, 4), run
+
+    def forward(self, values):
+        return self.run(self, values)
 
 
 def _words():
@@ -163,19 +179,14 @@ def test_a_stage_may_run_twice_on_one_batch_that_the_code_writes_to(pipeline):
 
 
 def test_flattened_rows_are_counted_per_sample_and_known_to_be_out_of_order():
-    class Flat(nn.Module):
-        def __init__(self, time_major):
-            super().__init__()
-            self.time_major = time_major
-            self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
-
-        def forward(self, words):
-            words = words.transpose(0, 1) if self.time_major else words
-            return self.two(self.one(words.reshape(-1, 4)).tanh())
-
     batch = (torch.randn(3, 5, 4), torch.randn(3))
     for time_major in (False, True):
-        graph = capture_model(Flat(time_major), batch, loss=lambda out, y: out.mean() + y.mean())
+
+        def flat(net, words, time_major=time_major):
+            words = words.transpose(0, 1) if time_major else words
+            return net.two(net.one(words.reshape(-1, 4)).tanh())
+
+        graph = capture_model(Two(flat), batch, loss=lambda out, y: out.mean() + y.mean())
         spec = graph.crossings[0][0]
         assert (spec.shape, spec.batch_dim, spec.rows_per_sample) == ((15, 4), 0, 5)
         assert spec.shape_for(2) == (10, 4)
@@ -183,45 +194,26 @@ def test_flattened_rows_are_counted_per_sample_and_known_to_be_out_of_order():
 
 
 def test_a_mean_over_samples_that_crosses_is_marked_as_reduced():
-    class Centred(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 2)
+    def centred(net, values):
+        hidden = net.one(values)
+        mean = hidden.mean(0)
+        return net.two(hidden) - net.two(mean)
 
-        def forward(self, values):
-            hidden = self.one(values)
-            mean = hidden.mean(0)
-            return self.two(hidden) - self.two(mean)
-
-    batch = (torch.randn(3, 4), torch.randn(3, 2))
-    graph = capture_model(Centred(), batch, loss=functional.mse_loss, granularity="operator")
+    batch = (torch.randn(3, 4), torch.randn(3, 4))
+    graph = capture_model(Two(centred), batch, loss=functional.mse_loss, granularity="operator")
     reduced = [spec for spec, _, _ in graph.crossings if spec.reduced]
     assert reduced
     assert all(spec.batch_dim == -1 for spec in reduced)
 
 
 def test_a_product_of_samples_with_samples_is_never_cut_apart():
-    class InBatch(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
-
-        def forward(self, values):
-            hidden = self.two(self.one(values))
-            return (hidden @ hidden.T).softmax(-1) @ hidden
+    def in_batch(net, values):
+        hidden = net.two(net.one(values))
+        return (hidden @ hidden.T).softmax(-1) @ hidden
 
     batch = (torch.randn(3, 4), torch.randn(3, 4))
-    graph = capture_model(InBatch(), batch, loss=functional.mse_loss, granularity="operator")
+    graph = capture_model(Two(in_batch), batch, loss=functional.mse_loss, granularity="operator")
     assert all(spec.shape == (3, 4) for spec, _, _ in graph.crossings)
-
-
-class _Scores(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed, self.out = nn.Embedding(10, 8), nn.Linear(8, 10)
-
-    def forward(self, words):
-        return self.out(self.embed(words)).transpose(1, 2)
 
 
 def test_a_loss_module_keeps_its_parameters_under_its_name(pipeline):
@@ -234,7 +226,7 @@ def test_a_loss_module_keeps_its_parameters_under_its_name(pipeline):
             return functional.cross_entropy(scores / self.temperature, targets)
 
     loss, (words, targets) = Tempered(), _words()
-    graph = capture_model(_Scores(), (words, targets), loss=loss)
+    graph = capture_model(Scores(), (words, targets), loss=loss)
     use = next(use for use in graph.parameter_uses if use.name == "loss.temperature")
     assert [graph.layer_names[layer] for layer in use.layers] == ["loss"]
     pipeline.run_programs(graph, pipeline.split(graph, [1]), (words, targets))
@@ -253,57 +245,31 @@ def test_a_dict_batch_reaches_the_loss_function_whole(pipeline):
     def loss(scores, batch):
         return functional.cross_entropy(scores, batch["y"])
 
-    class Named(_Scores):
-        def forward(self, x):
-            return super().forward(x)
-
-    model, (words, targets) = Named().double(), _words()
+    model, (words, targets) = Scores().double(), _words()
     batch = {"x": words, "y": targets}
     graph = capture_model(model, batch, loss=loss)
     pipeline.assert_composition_equals_model(graph, model, batch, [1], loss=loss, rows=4)
 
 
-class Target(nn.Module):
-    """A branch through which no gradient goes."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-
-    def forward(self, x):
-        return torch.tanh(self.layer(x)).detach()
-
-
-class Distilled(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.target = nn.Linear(4, 8), Target()
-        self.second, self.last = nn.Linear(8, 8), nn.Linear(8, 3)
-
-    def forward(self, x):
-        hidden = self.first(x)
-        target = self.target(hidden)
-        return self.last(self.second(hidden) * target)
-
-
 def test_a_detached_tensor_crosses_without_a_gradient():
+    class Distilled(Two):
+        def __init__(self):
+            super().__init__(None)
+            self.target = nn.Linear(4, 4)
+
+        def forward(self, values):
+            hidden = self.one(values)
+            target = torch.tanh(self.target(hidden)).detach()
+            return self.two(hidden) * target
+
     batch = torch.randn(3, 4), torch.tensor([0, 1, 2])
     graph = capture_model(Distilled(), batch, loss=functional.cross_entropy)
-    assert graph.layer_names[:3] == ("first", "target.layer", "second")
+    assert graph.layer_names[:3] == ("one", "target", "two")
     assert [spec.requires_grad for spec in graph.stage(range(2)).sent] == [True, False]
 
 
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
-
-    def forward(self, x):
-        return x + self.down(torch.tanh(self.up(x)))
-
-
 def test_blocks_of_which_only_the_result_is_read_run_or_are_left_out_as_a_whole(monkeypatch):
-    model = nn.Sequential(Block(), Block(), Block(), nn.Linear(4, 3))
+    model = nn.Sequential(Block(4), Block(4), Block(4), nn.Linear(4, 3))
     batch = torch.randn(3, 4), torch.tensor([0, 1, 2])
     graph = capture_model(model, batch, loss=functional.cross_entropy)
     entered, forward = [], Block.forward

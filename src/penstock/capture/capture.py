@@ -116,8 +116,7 @@ def capture_model(
     first, *others = (
         with_evaluation(own, record, e) for own, e in zip(graph.kinds, examples, strict=True)
     )
-    options: dict[str, Any] = {"compiles": compile, "tensor_parallel": tensor_parallel}
-    return replace(first, others=tuple(others), **options)
+    return replace(first, others=(*others,), compiles=compile, tensor_parallel=tensor_parallel)
 
 
 def with_evaluation(

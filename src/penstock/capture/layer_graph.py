@@ -155,9 +155,10 @@ class LayerGraph:
         """Reason why micro-batches cannot give the result of the whole batch; empty if they can."""
         norms = self.recorded.record.norms
         if norms:
-            where = next((path for path in norms if self._is_module(path)), norms[0])
-            kind = type(self.program.module(where)).__name__ if self._is_module(where) else ""
-            return f"it mixes samples ({kind or 'batch normalisation'} '{where}')"
+            modules = dict(self.program.named_modules())
+            where = next((path for path in norms if path in modules), norms[0])
+            kind = type(modules[where]).__name__ if where in modules else "batch normalisation"
+            return f"it mixes samples ({kind} '{where}')"
         for where in self.recorded.record.frequencies:
             return f"'{where}' divides gradients by frequencies in the batch (scale_grad_by_freq)"
         if self.recorded.parts.mixing:
@@ -170,9 +171,6 @@ class LayerGraph:
         for name in sorted(self.written_parameters):
             return f"its forward writes to parameter '{name}'"
         return ""
-
-    def _is_module(self, path: str) -> bool:
-        return any(path == name for name, _ in self.program.named_modules())
 
     def own_module(self) -> WholeModule:
         """The user's model with its loss."""
@@ -238,11 +236,8 @@ class LayerGraph:
     @cached_property
     def _statistics(self) -> list[Place]:
         """The buffers of batch norms."""
-        found: list[Place] = []
-        for _, module in self.program.named_modules():
-            if isinstance(module, Norm):
-                found += [(own_buffers(module), key) for key in own_buffers(module)]
-        return found
+        norms = (module for _, module in self.program.named_modules() if isinstance(module, Norm))
+        return [(buffers, key) for buffers in map(own_buffers, norms) for key in buffers]
 
     def start_training(self) -> None:
         """Put a model that was captured in evaluation mode into training mode, once.
@@ -311,8 +306,7 @@ class LayerGraph:
 
     def batch_leaves(self, batch: Batch) -> list[torch.Tensor]:
         """The tensors of ``batch`` in order, checked against the example (BadInput if unlike)."""
-        leaves = self.layout.flatten(batch)
-        return self.step_values.beside([leaves])[0] if self._needs_step else leaves
+        return self.as_one_step([self.layout.flatten(batch)])[0]
 
     @property
     def _needs_step(self) -> bool:
@@ -404,22 +398,20 @@ class LayerGraph:
         """Outputs of the model, with their structure."""
         found = self.recorded.outputs
         if found.problem:
-            return StructuredOutputs(None, (), found.problem)
+            return found
         for number, value in enumerate(self.recorded.output_values):
             if value is None or not self.cut.has_rows(value):
                 return StructuredOutputs(
-                    None,
-                    (),
-                    f"the size of output {number} of the model is not a multiple of the samples, "
-                    f"as where each is compared with all; return tensors with the samples along "
-                    f"one dimension",
+                    problem=f"the size of output {number} of the model is not a multiple of the "
+                    f"samples, as where each is compared with all; return tensors with the samples "
+                    f"along one dimension"
                 )
         specs = tuple(
             self.cut.spec(value, f"output {i}")
             for i, value in enumerate(self.recorded.output_values)
             if value is not None
         )
-        return StructuredOutputs(found.structure, specs)
+        return replace(found, specs=specs)
 
     @property
     def output_layers(self) -> tuple[int, ...]:
@@ -433,7 +425,7 @@ class LayerGraph:
         own = loss if self.program.loss is None else None
         if self.wants == "outputs" and self.program.loss is None:
             own = loss_of(output)
-        found = flatten_outputs(output, own).tensors
+        _, found = flatten_outputs(output, own)
         if len(found) != len(self.recorded.output_values):
             raise BadInput(
                 f"{self.name} returned {len(found)} tensors, and "

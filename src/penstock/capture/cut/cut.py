@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 from torch import nn
@@ -343,7 +344,8 @@ class Cut:
         """The bytes that cross each place, before event ``p``; None where nothing can be cut."""
         change, blocked = [0] * (self.end + 2), [0] * (self.end + 2)
         for value in {*self.readers, *self.value_readers}:
-            made = self.record.values[value].maker
+            known = self.record.values[value]
+            made = known.maker
             # Control flow on values is every later stage's.
             last = self.end - 1 if value in self.value_readers else max(self.readers[value])
             if last <= made:
@@ -353,7 +355,7 @@ class Cut:
                 blocked[last + 1] -= 1
                 continue
             spec = self.spec(value)
-            cost = self.record.values[value].bytes
+            cost = prod(known.shape) * known.dtype.itemsize
             if (spec.reduced and spec.batch_dim >= 0) or value in self.recorded.sizes.decided:
                 cost += _COST_OF_UNORDERED_ROWS
             change[made + 1] += cost

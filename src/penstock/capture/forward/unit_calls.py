@@ -47,19 +47,12 @@ def unit_calls(
     def of_unit(number: int) -> UnitCall:
         event = record.events[number]
         assert event.result is not None
-        made, spec = event.result
-        known = record.values
-        values = {known[v].slot: v for v in event.makes if known[v].maker == number}
-        template = [
-            Made("made", values[m.what], m.dtype, m.grad) if m.kind == "made" else m for m in made
-        ]
         given = received.get(event.address)
         anchor = record.anchor_of(event.address)
         return UnitCall(
             event.address in part.units,
             anchor,
-            template,
-            spec,
+            *event.result,
             sent.get(event.address),
             frozenset(given.values()) if given is not None else None,
             anchor in watched.anchors,
@@ -68,13 +61,12 @@ def unit_calls(
         )
 
     def of_block(block: BlockCall, *, own: bool) -> UnitCall:
-        tensors = [made for made in block.template if made.kind in ("made", "given")]
+        tensors = [made for made in block.result[0] if made.kind in ("made", "given")]
         made = {made.what: slot for slot, made in enumerate(tensors) if made.kind == "made"}
         return UnitCall(
             own,
             block.anchor,
-            block.template,
-            block.spec,
+            *block.result,
             {slot: value for value, slot in made.items() if value in part.sent} if own else None,
             frozenset() if own else frozenset(value for value in made if value in part.received),
             block.anchor in watched.anchors,

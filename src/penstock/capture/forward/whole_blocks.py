@@ -70,7 +70,7 @@ def hides_only(
 ) -> bool:
     """Return whether only the block's result crosses, and no later place is renumbered."""
     record, inside = task.record, events_in([block])
-    results = {made.what for made in block.template if made.kind == "made"}
+    results = {made.what for made in block.result[0] if made.kind == "made"}
     if any(record.values[v].maker in inside and v not in results for v in crossing):
         return False
     # A call of the same line after the block has the next number there.

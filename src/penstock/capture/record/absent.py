@@ -30,6 +30,7 @@ from penstock.torch_internals import (
     as_subclass,
     pytree,
     storage_id,
+    tensors_in,
     without_modes,
     write_count,
 )
@@ -313,9 +314,7 @@ def scripts_seen(note: Callable[[], object] = lambda: None) -> Iterator[None]:
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         note()
-        given = [
-            leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
-        ]
+        given = tensors_in((args, kwargs))
         if torch.overrides.has_torch_function(given):
             return torch.overrides.handle_torch_function(self, given, *args, **kwargs)
         return plain(self, *args, **kwargs)
@@ -461,7 +460,7 @@ def absent_call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         return _packed(func, name, *args)
     if name in VALUES or name[:1] == "." or "out" in kwargs:
         return _result(func, name, args, kwargs)
-    if writes_first(name) or (name in _BY_VALUES and _has_tensor((args[1:], kwargs))):
+    if writes_first(name) or (name in _BY_VALUES and tensors_in((args[1:], kwargs))):
         return _result(func, name, args, kwargs)
     try:
         with_names = tuple((key, _key(value)) for key, value in kwargs.items())
@@ -508,17 +507,13 @@ def _key(value: Any) -> Any:
     return kind, value
 
 
-def _has_tensor(value: Any) -> bool:
-    return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
-
-
 class _SizeUnknown(Exception):
     """An argument's size depends on values."""
 
 
 def _result(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if name[:1] == ".":
-        return _attribute(func, name, args)
+        return _attribute(func, args)
     here = by_shape_only(func, name, args, kwargs)
     if here is not None:
         return here
@@ -536,7 +531,7 @@ def _absent_result(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str
             return Absent.of(args[0].plain.detach(), False, args[0].is_unknown)
     enabled = torch.is_grad_enabled()
     grad = enabled and (any(map(_needs_grad, args)) or any(map(_needs_grad, kwargs.values())))
-    args, kwargs, again = _with_numbers(func, name, args, kwargs)
+    args, kwargs, again = _with_numbers(name, args, kwargs)
     if again is not None:
         return absent_call(again, args, kwargs)
     written: Any = args[0] if args and writes_first(name) else kwargs.get("out")
@@ -585,7 +580,7 @@ def _copy_of(plain: torch.Tensor) -> torch.Tensor:
         return torch.empty_strided(plain.shape, plain.stride(), dtype=plain.dtype, device=META)
 
 
-def _attribute(func: Any, name: str, args: tuple[Any, ...]) -> Any:
+def _attribute(func: Any, args: tuple[Any, ...]) -> Any:
     """A property that `Absent` does not answer itself: ``T``, ``mT``, ``real``."""
     owner: Absent = args[0]
     if len(args) > 1:
@@ -614,7 +609,7 @@ def by_shape_only(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _with_numbers(
-    func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
     """The arguments with masks, sizes and repeats that are here turned into numbers.
 
@@ -764,8 +759,7 @@ def _out(value: Any, grad: bool) -> Any:
 
 def _unknown(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool) -> Any:
     """A result whose size depends on values: it may be handed on, but its shape not be read."""
-    tensors = (leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor))
-    dtype = next((tensor.dtype for tensor in tensors), torch.float32)
+    dtype = next((tensor.dtype for tensor in tensors_in(args)), torch.float32)
 
     def one() -> Absent:
         return absent_like((0,), dtype, grad, is_unknown=True)

@@ -11,7 +11,7 @@ function between units:
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -42,7 +42,6 @@ class Value:
     shape: tuple[int, ...]
     dtype: torch.dtype
     grad: bool
-    bytes: int
     crossable: bool = True
     of_batch: bool = True
 
@@ -60,8 +59,8 @@ class TensorReference:
 class Made:
     """A leaf of the result of a unit or a block.
 
-    Its ``kind`` is "made", a tensor that it made; "given", a tensor of its arguments, by path;
-    "handed on", an object of its arguments that torch's trees do not open, by path; or "constant".
+    Its ``kind`` is "made", a tensor that it made, by its value; "given", a tensor of its arguments,
+    by path; "handed on", an object of these that torch's trees do not open, by path; or "constant".
     """
 
     kind: str
@@ -77,9 +76,8 @@ class RecordedCall:
     ``params`` and ``buffers`` are names of what a call between units read. ``reads_values``: its
     result is no tensor but depends on values; ``answer`` is that result. ``depends``: on
     parameters, and so on stages; what does not is found from the batch alone, by every stage.
-    ``random``: it draws.
-    ``result`` is the structure of a unit's result. ``stranger`` says which tensor it read that is
-    trained, but none of the program's.
+    ``random``: it draws. ``result`` are the leaves of a unit's result, and the structure of it.
+    ``stranger`` says which tensor it read that is trained, but none of the program's.
     """
 
     address: Address
@@ -96,7 +94,6 @@ class RecordedCall:
     random: bool = False
     depends: bool = False
     is_unit: bool = False
-    written: bool = False
     result: tuple[list[Made], Any] | None = None
     stranger: str = ""
 
@@ -112,10 +109,9 @@ class BlockCall:
     path: str
     first: int
     last: int
-    template: list[Made]
-    spec: Any
+    result: tuple[list[Made], Any]
     anchor: Address | None
-    closed: bool = True
+    closed: bool
 
 
 @dataclass(slots=True)
@@ -204,14 +200,17 @@ class ProgramRecord:
         """The first part of the addresses of calls that follow this call of a unit."""
         return (address[0], -1) if address[0] in self.varying else address
 
-    def behind(self, events: Iterable[int]) -> frozenset[int]:
-        """These events, and those that make what they read."""
+    def behind(
+        self, events: Iterable[int], through: Callable[[Value], bool] = lambda value: True
+    ) -> frozenset[int]:
+        """These events, and those that make what they read, as far as ``through`` is true of it."""
         todo, found = list(events), set[int]()
         while todo:
             number = todo.pop()
             if number not in found:
                 found.add(number)
-                todo += [self.values[value].maker for value in self.events[number].reads]
+                read = (self.values[value] for value in self.events[number].reads)
+                todo += [value.maker for value in read if through(value)]
         return frozenset(found)
 
     def is_local(self, writes: Sequence[int]) -> bool:

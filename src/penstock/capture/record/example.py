@@ -32,7 +32,7 @@ from penstock.capture.loss.loss_parts import (
 )
 from penstock.capture.loss.mixing import mixing_call, start_of_whole_loss
 from penstock.capture.record.absent import Absent
-from penstock.capture.record.calls import Address, Made, ProgramRecord, RecordedCall
+from penstock.capture.record.calls import Address, BlockCall, ProgramRecord, RecordedCall
 from penstock.capture.record.example_runs import Again, Attempt, ExampleRuns, NotThere
 from penstock.capture.record.failures import (
     LengthRefused,
@@ -40,7 +40,7 @@ from penstock.capture.record.failures import (
     only_whole,
 )
 from penstock.capture.record.model_and_loss import UserProgram
-from penstock.capture.record.model_outputs import Flattened, flatten_outputs
+from penstock.capture.record.model_outputs import StructuredOutputs, flatten_outputs
 from penstock.capture.record.model_state import (
     PLAIN,
     StatePlace,
@@ -124,7 +124,7 @@ class Recorded:
     unit_changes: tuple[tuple[str, StatePlace], ...] = ()
     counters: tuple[StatePlace, ...] = ()
     draws_python: bool = False
-    outputs: Flattened = field(default_factory=Flattened)
+    outputs: StructuredOutputs = field(default_factory=StructuredOutputs)
     output_values: tuple[int | None, ...] = ()
     output_counting: tuple[Counting, ...] = ()
     terms: tuple[int, ...] = ()
@@ -212,17 +212,13 @@ def _undisturbed(program: UserProgram, device: torch.device) -> Iterator[None]:
             f"{type(program.model).__name__} cannot be captured while another thread captures a "
             f"model; capture one after the other"
         )
-    try:
-        values, home = Globals(program.model, program.loss), Absent.home
+    with contextlib.ExitStack() as closing:
+        closing.callback(_recording.release)
+        closing.callback(setattr, Absent, "home", Absent.home)
+        closing.callback(Globals(program.model, program.loss).restore)
         Absent.home = device
-        try:
-            with kept_random_state(device), eagerly():
-                yield
-        finally:
-            values.restore()
-            Absent.home = home
-    finally:
-        _recording.release()
+        with kept_random_state(device), eagerly():
+            yield
 
 
 class _Recorder:
@@ -260,7 +256,8 @@ class _Recorder:
         first.is_steady_in_lengths = len(set(map(dependent_addresses, records))) == 1
         first.counts = self._counts(first.record, by_samples)
         for place, state in first.carried.items():
-            shapes, *others = (shapes_at(r.program, place) for r in (first.record, *by_samples))
+            tensors = (state_at(r.program, place) for r in (first.record, *by_samples))
+            shapes, *others = (list(map(shape_of, own)) for own in tensors)
             state.has_rows = any(other != shapes for other in others)
         first.calls = tuple(dict(record.counts) for record in records)
         if not self._runs.attempt.with_loss:
@@ -472,7 +469,7 @@ class _Recorder:
             dependent_addresses(first.record) == dependent_addresses(record)
             and next(shapes) == next(shapes)
             and all(results_agree(a, b) for a, b in zip(events, others, strict=True) if a.is_unit)
-            and flatten_outputs(output, loss).structure == first.outputs.structure
+            and flatten_outputs(output, loss)[0].structure == first.outputs.structure
         )
 
     def _twice(self) -> tuple[Recorded, ProgramRecord]:
@@ -484,9 +481,8 @@ class _Recorder:
         generators = generators_state()
         loss, output, terms = self._runs.run(recording, leaves, size)
         draws_python = not same_generators(generators, generators_state())
-        changed = changed_name(tree, module_tree(program))
-        if changed or module_tree(program).keys() != tree.keys():
-            self._runs.settle(changed)
+        if module_tree(program) != tree:
+            self._runs.settle(changed_name(tree, module_tree(program)))
             raise Again
         states.append(plain_state(program))
         changed = changed_places(states[0], states[1])
@@ -498,14 +494,14 @@ class _Recorder:
         makers = {place: recording.tensors.makers_at(place) for place in changed}
         for place in changed:
             for tensor in state_at(program, place):
-                again.tensors.carried.set(tensor, place)
+                again.tensors.carried[tensor] = place
         self._runs.run(again, leaves, size)
         states.append(plain_state(program))
         self._check_contents(before, (contents_in(between), values.state()))
         self._check_results([record, again.record])
-        outputs = flatten_outputs(output, loss)
-        if not self._runs.attempt.with_loss and outputs.tensors:
-            loss = outputs.tensors[0]
+        outputs, returned = flatten_outputs(output, loss)
+        if not self._runs.attempt.with_loss:
+            loss = next(iter(returned), torch.empty(()))
         found = current.get(loss)
         if found is None:
             unit = recording.tensors.hidden.get(loss)
@@ -526,10 +522,8 @@ class _Recorder:
                 made_by = record.behind(makers[place])
                 of_batch = any(record.events[number].leaves for number in made_by)
                 recorded.carried[place] = CarriedState(reads, made_by, of_batch)
-        recorded.output_values = tuple(current.get(t) for t in recorded.outputs.tensors)
-        recorded.outputs.tensors.clear()
-        own = [current.get(term) for term in terms]
-        recorded.terms = tuple(value for value in own if value is not None)
+        recorded.output_values = tuple(map(current.get, returned))
+        recorded.terms = tuple(current[term] for term in terms if term in current)
         return recorded, again.record
 
     def _check_contents(
@@ -612,27 +606,17 @@ class _Recorder:
             raise Again
         for other in records[1:]:
             for path in {block.path for block in first.blocks}:
-                own = [block for block in first.blocks if block.path == path]
-                those = [block for block in other.blocks if block.path == path]
-                equal = len(own) == len(those) and all(
-                    a.spec == b.spec and templates_agree(a.template, b.template)
-                    for a, b in zip(own, those, strict=True)
-                )
-                if not equal:
+                own, those = ([b for b in r.blocks if b.path == path] for r in (first, other))
+                if len(own) != len(those) or not all(map(results_agree, own, those)):
                     for block in own:
                         block.closed = False
 
 
 def check_strangers(record: ProgramRecord, loss: int) -> None:
     """Raise `BadInput` if the loss function has a gradient for what is not in model or loss."""
-    todo, seen = [loss], set[int]()
-    while todo:
-        value = record.values[todo.pop()]
-        event = record.events[value.maker]
-        if not value.grad or value.maker in seen or value.maker < record.model_end:
-            continue
-        seen.add(value.maker)
-        todo += event.reads
+    own = record.values[loss]
+    behind = record.behind([own.maker] if own.grad else (), lambda value: value.grad)
+    for event in (record.events[n] for n in sorted(behind) if n >= record.model_end):
         if event.stranger:
             raise BadInput(
                 f"the loss function reads {event.stranger}, which requires a gradient and is no "
@@ -658,11 +642,6 @@ def buffer_at(program: UserProgram, place: StatePlace) -> torch.Tensor | None:
     """A copy of a buffer; None if it has no values."""
     buffer = own_buffers(program.module(place.path)).get(place.key)
     return None if buffer is None or type(buffer) is Absent else buffer.detach().clone()
-
-
-def shapes_at(program: UserProgram, place: StatePlace) -> list[tuple[int, ...]]:
-    """The shapes of the tensors in a piece of the program's state."""
-    return list(map(shape_of, state_at(program, place)))
 
 
 def observes(path: str, module: nn.Module) -> bool:
@@ -692,15 +671,11 @@ def dependent_addresses(record: ProgramRecord) -> tuple[Address, ...]:
     return tuple(event.address for event in record.events if event.depends)
 
 
-def results_agree(one: RecordedCall, other: RecordedCall) -> bool:
-    """Return whether two calls of a unit returned the same but for tensors."""
-    assert one.result is not None and other.result is not None
-    return one.result[1] == other.result[1] and templates_agree(one.result[0], other.result[0])
-
-
-def templates_agree(one: Sequence[Made], other: Sequence[Made]) -> bool:
+def results_agree(one: RecordedCall | BlockCall, other: RecordedCall | BlockCall) -> bool:
     """Return whether two results have the same constants, and tensors from the same places."""
-    return len(one) == len(other) and all(
+    assert one.result is not None and other.result is not None
+    (leaves, spec), (others, other_spec) = one.result, other.result
+    return spec == other_spec and all(
         a.kind == b.kind and (a.kind != "constant" or same_value(a.what, b.what))
-        for a, b in zip(one, other, strict=True)
+        for a, b in zip(leaves, others, strict=True)
     )

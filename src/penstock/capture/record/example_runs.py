@@ -135,13 +135,9 @@ class ExampleRuns:
                 warnings.simplefilter("ignore")  # the user's own runs give these too
                 given, with_loss = dict(enumerate(own)), self.attempt.with_loss
                 result = program.run(given, with_loss=with_loss, on_output=recording.end_model)
-        except NeedsValues as needed:
-            if not must_run:
-                raise NotThere from needed
-            self._on_question(needed, program)
         except PenstockError:
             raise
-        except Exception as error:
+        except (NeedsValues, Exception) as error:
             if not must_run:
                 raise NotThere from error
             self._on_failure(error, program, size)
@@ -168,42 +164,34 @@ class ExampleRuns:
         self.attempt.closed.pop(path, None)
         raise Again
 
-    def _on_question(self, needed: NeedsValues, program: UserProgram) -> NoReturn:
-        """Close the module that requests values between units, or give it values."""
-        path = innermost_module(needed.__traceback__, program)
-        attempt = self.attempt
-        no_values = not attempt.with_values and not self._is_on_meta
-        # No module can be closed around a size that was made before it.
-        can_close = not (no_values and isinstance(needed, UnknownSize))
-        if can_close and path is not None and path not in {*attempt.closed, *attempt.opened}:
-            attempt.closed[path] = str(needed)
-            raise Again
-        if no_values:
-            attempt.give_values()
-            raise Again
-        where = line_of(needed.__traceback__)
-        raise CaptureFailed(
-            f"{type(program.model).__name__} needs {needed} at {where or 'an unknown line'}, and "
-            f"the model has no values; build it on the CPU, or write the line with tensor "
-            f"operations such as torch.where"
-        ) from needed
+    def _on_failure(
+        self, error: NeedsValues | Exception, program: UserProgram, size: BatchSize
+    ) -> NoReturn:
+        """The program needs values, or failed, maybe since it was given tensors without values.
 
-    def _on_failure(self, error: Exception, program: UserProgram, size: BatchSize) -> NoReturn:
-        """The program failed, maybe since it was given tensors without values.
-
-        Then the module that failed is closed, so that its stage runs it on whole tensors. What
-        fails outside of modules would fail in every stage but one.
+        Then the module in which it did is closed, so that its stage runs it on whole tensors, or
+        the model is given values. What fails outside of modules would fail in every stage but one.
         """
         attempt = self.attempt
-        if not attempt.with_values and not self._is_on_meta:
-            path = innermost_module(error.__traceback__, program)
-            if path is not None and path not in attempt.closed and path not in attempt.opened:
-                attempt.closed[path] = first_line_of_error(error)
-                raise Again from error
-            attempt.give_values()
-            attempt.failure = error
+        path = innermost_module(error.__traceback__, program)
+        no_values = not attempt.with_values and not self._is_on_meta
+        # No module can be closed around a size that was made before it.
+        can_close = not isinstance(error, UnknownSize if no_values else Exception)
+        if can_close and path is not None and path not in {*attempt.closed, *attempt.opened}:
+            attempt.closed[path] = first_line_of_error(error)
             raise Again from error
-        raise does_not_run(program, error, size, self.example) from error
+        if no_values:
+            attempt.give_values()
+            attempt.failure = error if isinstance(error, Exception) else None
+            raise Again from error
+        if isinstance(error, Exception):
+            raise does_not_run(program, error, size, self.example) from error
+        where = line_of(error.__traceback__) or "an unknown line"
+        raise CaptureFailed(
+            f"{type(program.model).__name__} needs {error} at {where}, and the model has no "
+            f"values; build it on the CPU, or write the line with tensor operations such as "
+            f"torch.where"
+        ) from error
 
     def settle(self, changed: str) -> None:
         """Let the user's model do what it does once: some replace modules in their first forward.

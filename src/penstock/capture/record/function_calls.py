@@ -111,7 +111,7 @@ class FunctionCalls(TorchFunctionMode):
             where = inside.address[0] if inside else line_in_words(line_of_user())
             record.frequencies.append(where)
         offsets = kwargs.get("offsets")
-        if name == "embedding_bag" and self._tensors.batch.get(offsets) is not None:
+        if name == "embedding_bag" and offsets in self._tensors.batch:
             raise CaptureFailed(
                 f"an EmbeddingBag at {line_with_source(line_of_user())} is given offsets of the "
                 f"batch, which count from its first sample, and micro-batches begin elsewhere; "

@@ -129,11 +129,16 @@ class UserProgram:
 
     # The tree of modules.
 
+    @property
+    def _roots(self) -> dict[str, nn.Module]:
+        """The outermost modules by their names."""
+        loss = self._own_loss
+        return {"": self.model} if loss is None else {"": self.model, LOSS: loss}
+
     def named_modules(self, *, each_once: bool = True) -> Iterator[tuple[str, nn.Module]]:
         """All modules with their names; ``each_once`` with the first, else with all of them."""
-        yield from self.model.named_modules(remove_duplicate=each_once)
-        if (loss := self._own_loss) is not None:
-            yield from loss.named_modules(None, LOSS, each_once)
+        for name, root in self._roots.items():
+            yield from root.named_modules(None, name, each_once)
 
     def module(self, path: str) -> nn.Module:
         """The module with this name."""
@@ -149,15 +154,13 @@ class UserProgram:
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """All parameters, under all their names."""
-        yield from self.model.named_parameters(remove_duplicate=False)
-        if (loss := self._own_loss) is not None:
-            yield from loss.named_parameters(LOSS, remove_duplicate=False)
+        for name, root in self._roots.items():
+            yield from root.named_parameters(name, remove_duplicate=False)
 
     def named_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
         """All buffers, under all their names."""
-        yield from self.model.named_buffers(remove_duplicate=False)
-        if (loss := self._own_loss) is not None:
-            yield from loss.named_buffers(LOSS, remove_duplicate=False)
+        for name, root in self._roots.items():
+            yield from root.named_buffers(name, remove_duplicate=False)
 
     @property
     def loss_state(self) -> dict[str, Any]:
@@ -180,7 +183,7 @@ class UserProgram:
     @property
     def root_names(self) -> tuple[str, ...]:
         """The names of the outermost modules, which are never left out."""
-        return ("",) if self._own_loss is None else ("", LOSS)
+        return tuple(self._roots)
 
     def without_values(self, *, keeps_parameters: bool) -> "UserProgram":
         """A copy to record on: parameters (and buffers on meta) are absent, or have their values.
@@ -245,33 +248,24 @@ class UserProgram:
     @cached_property
     def tensors(self) -> "ProgramTensors":
         """Parameters and buffers by their first names."""
-        return ProgramTensors.of(self)
-
-
-@dataclass(frozen=True)
-class ProgramTensors:
-    """Parameters and buffers by first name, and the other names of those that have several.
-
-    ``name_of`` gives the first name of a tensor by its identity.
-    """
-
-    parameters: dict[str, nn.Parameter] = field(default_factory=dict[str, nn.Parameter])
-    buffers: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
-    tied: dict[str, str] = field(default_factory=dict[str, str])
-    name_of: dict[int, str] = field(default_factory=dict[int, str])
-
-    @classmethod
-    def of(cls, program: UserProgram) -> "ProgramTensors":
-        """The tensors of a program."""
-        found = cls()
+        found, first_names = ProgramTensors(), dict[int, str]()
         for named, held in (
-            (program.named_parameters(), found.parameters),
-            (program.named_buffers(), found.buffers),
+            (self.named_parameters(), found.parameters),
+            (self.named_buffers(), found.buffers),
         ):
             for name, tensor in named:
-                first = found.name_of.setdefault(id(tensor), name)
+                first = first_names.setdefault(id(tensor), name)
                 if first == name:
                     held[name] = tensor  # pyright: ignore[reportArgumentType]
                 else:
                     found.tied[name] = first
         return found
+
+
+@dataclass(frozen=True)
+class ProgramTensors:
+    """Parameters and buffers by first name, and the other names of those that have several."""
+
+    parameters: dict[str, nn.Parameter] = field(default_factory=dict[str, nn.Parameter])
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    tied: dict[str, str] = field(default_factory=dict[str, str])

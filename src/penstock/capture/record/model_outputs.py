@@ -1,7 +1,7 @@
 """Outputs of a model besides its loss, as tensors and the structure around them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,25 +14,38 @@ LOSS_SLOT = -1
 """The index of the loss itself, which predictions leave out."""
 
 
-@dataclass
-class Flattened:
-    """A model's result as structure and tensors; ``problem`` says why that is not possible."""
+@dataclass(frozen=True)
+class StructuredOutputs:
+    """The structure around the tensors in a model's result, and specs of these.
+
+    ``problem`` says why there is none.
+    """
 
     structure: Any = None
-    tensors: list[torch.Tensor] = field(default_factory=list)
+    specs: tuple[TensorSpec, ...] = ()
     problem: str = ""
 
+    def rebuild(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """The result in the model's own structure, filled with ``tensors``."""
 
-def flatten_outputs(value: Any, loss: torch.Tensor | None = None) -> Flattened:
-    """The tensors in what a model returned, in a fixed order, and the structure around them.
+        def value_of(index: int) -> torch.Tensor | None:
+            return None if index == LOSS_SLOT else tensors[index]
+
+        return fill_slots(self.structure, value_of)
+
+
+def flatten_outputs(
+    value: Any, loss: torch.Tensor | None = None
+) -> tuple[StructuredOutputs, list[torch.Tensor]]:
+    """The structure of what a model returned, and the tensors in it, in a fixed order.
 
     If ``loss`` is one of them, it is left out, and its place holds ``None`` later.
     """
     tensors: list[torch.Tensor] = []
     try:
-        return Flattened(_structure(value, "the model's result", tensors, loss), tensors)
+        return StructuredOutputs(_structure(value, "the model's result", tensors, loss)), tensors
     except BadInput as problem:
-        return Flattened(problem=str(problem))
+        return StructuredOutputs(problem=str(problem)), []
 
 
 def _structure(
@@ -55,20 +68,3 @@ def _structure(
         f"{name} is a {type(value).__name__}, but predictions and metrics need tensors, tuples, "
         f"lists, dicts and plain constants; return those from forward"
     )
-
-
-@dataclass(frozen=True)
-class StructuredOutputs:
-    """A flattened result with specs of its tensors, as an `OutputLayout`."""
-
-    structure: Any
-    specs: tuple[TensorSpec, ...]
-    problem: str = ""
-
-    def rebuild(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """The result in the model's own structure, filled with ``tensors``."""
-
-        def value_of(index: int) -> torch.Tensor | None:
-            return None if index == LOSS_SLOT else tensors[index]
-
-        return fill_slots(self.structure, value_of)

@@ -78,18 +78,6 @@ def exchanged(values: Iterable[tuple[Place, Any]]) -> Iterator[None]:
             put_value(place, value)
 
 
-class _Identity:
-    """A value that is equal only to itself."""
-
-    def __init__(self, value: object) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Identity) and other.value is self.value
-
-    __hash__ = None  # pyright: ignore
-
-
 def plain_state(program: UserProgram) -> dict[StatePlace, Any]:
     """Attributes and buffers of all modules; what is no plain value counts by identity."""
     found: dict[StatePlace, Any] = {}
@@ -99,7 +87,8 @@ def plain_state(program: UserProgram) -> dict[StatePlace, Any]:
                 found[StatePlace("attribute", path, key)] = value
             elif key not in OF_EVERY_MODULE and not isinstance(value, nn.Module):
                 version = version_of(value) if isinstance(value, torch.Tensor) else 0
-                found[StatePlace("attribute", path, key)] = _Identity(value), version
+                # The value is held, so that no other gets its identity.
+                found[StatePlace("attribute", path, key)] = id(value), value, version
         for key, buffer in own_buffers(module).items():
             if buffer is not None:
                 found[StatePlace("buffer", path, key)] = (id(buffer), version_of(buffer))

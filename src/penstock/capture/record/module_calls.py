@@ -16,7 +16,7 @@ from penstock.capture.record.calls import (
     RecordedCall,
 )
 from penstock.capture.record.model_and_loss import UserProgram
-from penstock.capture.record.model_state import OF_EVERY_MODULE, PLAIN, Place
+from penstock.capture.record.model_state import PLAIN, Place
 from penstock.capture.record.outside_state import containers_in, holds_tensors
 from penstock.capture.record.tensor_facts import TensorFacts
 from penstock.capture.record.torch_calls import draws
@@ -24,8 +24,6 @@ from penstock.capture.record.unit_runs import UnitRuns
 from penstock.capture.record.units import is_torchs
 from penstock.capture.record.user_lines import line_of_user
 from penstock.torch_internals import BACKWARD_HOOKS, pytree, tensors_in
-
-_FIXED = OF_EVERY_MODULE - {"training"}
 
 
 class ModuleCalls:
@@ -118,42 +116,45 @@ class ModuleCalls:
         if self._surroundings(args, kwargs) != state:
             record.opened[path] = "it changes something outside of itself"
         event.params.sort()
+        written = False
         for tensor, version in zip(given, versions, strict=True):
             if version_of(tensor) != version:
-                event.written = True
+                written = True
                 value = tensors.current.get(tensor)
                 if value is None or not record.events[record.values[value].maker].depends:
                     record.opened[path] = "it writes to a tensor that other stages have, too"
         record.note_checkpoint()
         record.events.append(event)
-        self._note_result(event, given, paths_by_id(args, kwargs), result)
+        paths, made = paths_by_id(args, kwargs), tensors_in(result)
+        tensors.note_writes(given, {id(tensor) for tensor in made} - set(paths))
+        for slot, tensor in enumerate(made):
+            if written or id(tensor) not in paths:
+                # Gradients must pass the module's hooks, which are around what is seen here.
+                tensors.make(slot, tensor, crossable=path not in self._hooked)
+            elif tensor in tensors.current:
+                event.makes.append(tensors.current[tensor])
+        event.result = self._leaves(result, paths, lambda tensor: not written)
+        if any(map(is_new_object, event.result[0])):
+            record.opened[path] = "it returns an object with tensors"
         return result
 
-    def _note_result(
-        self, event: RecordedCall, given: list[torch.Tensor], paths: Mapping[int, Any], result: Any
-    ) -> None:
-        tensors = self._tensors
+    def _leaves(
+        self, result: Any, paths: Mapping[int, Any], is_as_given: Callable[[torch.Tensor], bool]
+    ) -> tuple[list[Made], Any]:
+        """The leaves of the result of a unit or a block, and the structure around them."""
         leaves, spec = pytree.tree_flatten(result)
-        made = {id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
-        tensors.note_writes(given, made - set(paths))
-        kept: list[Made] = []
-        slot = 0
+        found: list[Made] = []
         for leaf in leaves:
+            path = paths.get(id(leaf))
             if not isinstance(leaf, torch.Tensor):
-                kept.append(as_constant(leaf, paths))
-                if is_new_object(kept[-1]):
-                    self._record.opened[event.address[0]] = "it returns an object with tensors"
-                continue
-            if id(leaf) in paths and not event.written:
-                kept.append(Made("given", paths[id(leaf)]))
-                if tensors.current.get(leaf) is not None:
-                    event.makes.append(tensors.current.get(leaf))
+                # An argument handed on, or else the same each time.
+                found.append(Made("constant", leaf) if path is None else Made("handed on", path))
+            elif path is not None and is_as_given(leaf):
+                found.append(Made("given", path))
             else:
-                kept.append(Made("made", slot, leaf.dtype, leaf.requires_grad))
-                # Gradients must pass the module's hooks, which are around what is seen here.
-                tensors.make(slot, leaf, crossable=event.address[0] not in self._hooked)
-            slot += 1
-        event.result = (kept, spec)
+                value = self._tensors.current.get(leaf)
+                found.append(Made("made", value, leaf.dtype, leaf.requires_grad))
+        return found, spec
 
     def note_inside(
         self, event: RecordedCall, name: str, args: Any, kwargs: Any, result: Any
@@ -165,8 +166,8 @@ class ModuleCalls:
         given = tensors_in((args, kwargs))
         if isinstance(result, torch.Tensor | list | tuple):
             for tensor in tensors_in(result):
-                if tensors.hidden.get(tensor) is None and tensors.current.get(tensor) is None:
-                    tensors.hidden.set(tensor, unit)
+                if tensors.current.get(tensor) is None:
+                    tensors.hidden.setdefault(tensor, unit)
             check_none_lost(given)
             tensors.note_apart(result, name, args, given)
         for tensor in given:
@@ -188,26 +189,21 @@ class ModuleCalls:
 
     def _surroundings(self, args: Any, kwargs: Any) -> list[Any]:
         """State that a unit must not change: of arguments, and of modules between units."""
-        found = containers_in((args, kwargs))
+        found = [*containers_in((args, kwargs)), *self._skeleton_state()]
         for module in self._skeleton:
             for key, value in module.__dict__.items():
-                if key in _FIXED:
-                    continue
-                if isinstance(value, PLAIN):
-                    found.append((key, repr(value) if isinstance(value, float) else value))
-                elif isinstance(value, list | dict | torch.Tensor) and key[0] != "_":
+                if isinstance(value, list | dict | torch.Tensor) and key[0] != "_":
                     is_tensor = isinstance(value, torch.Tensor)
                     found.append((key, id(value), version_of(value) if is_tensor else len(value)))
         return found
 
     def _skeleton_state(self) -> list[Any]:
         """Plain attributes of the modules between units, ``training`` among them."""
-        kinds = (int, float, bool, str, type(None))
         return [
-            (key, value)
+            (key, repr(value) if isinstance(value, float) else value)
             for module in self._skeleton
             for key, value in module.__dict__.items()
-            if type(value) in kinds
+            if isinstance(value, PLAIN)
         ]
 
     # Blocks.
@@ -219,20 +215,12 @@ class ModuleCalls:
         first = len(events)
         before = {id(t): current.get(t) for t in tensors_in((args, kwargs))}
         result = plain(*args, **kwargs)
-        leaves, spec = pytree.tree_flatten(result)
-        paths = paths_by_id(args, kwargs)
-        call = BlockCall(path, first, len(events), [], spec, self.anchor)
-        for leaf in leaves:
-            if not isinstance(leaf, torch.Tensor):
-                call.template.append(as_constant(leaf, paths))
-                call.closed = call.closed and not is_new_object(call.template[-1])
-                continue
-            value = current.get(leaf)
-            if id(leaf) in paths and before.get(id(leaf)) == value:
-                call.template.append(Made("given", paths[id(leaf)]))
-            else:
-                call.closed = call.closed and value is not None
-                call.template.append(Made("made", value, leaf.dtype, leaf.requires_grad))
+        leaves, spec = self._leaves(
+            result, paths_by_id(args, kwargs), lambda t: before.get(id(t)) == current.get(t)
+        )
+        unknown = any(made.kind == "made" and made.what is None for made in leaves)
+        closed = not (unknown or any(map(is_new_object, leaves)))
+        call = BlockCall(path, first, len(events), (leaves, spec), self.anchor, closed)
         self._record.blocks.append(call)
         return result
 
@@ -274,12 +262,6 @@ def paths_by_id(args: Any, kwargs: Any) -> dict[int, Any]:
     """The path of each tensor or object in the arguments, by its identity."""
     found = pytree.tree_flatten_with_path((args, kwargs))[0]
     return {id(leaf): path for path, leaf in found if not isinstance(leaf, PLAIN)}
-
-
-def as_constant(leaf: Any, paths: Mapping[int, Any]) -> Made:
-    """A leaf of a result that is no tensor: an argument handed on, or else the same each time."""
-    path = paths.get(id(leaf))
-    return Made("constant", leaf) if path is None else Made("handed on", path)
 
 
 def is_new_object(made: Made) -> bool:

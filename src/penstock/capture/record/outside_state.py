@@ -60,10 +60,8 @@ def random_state(device: torch.device) -> RandomState:
 
 def same_state(before: Sequence[torch.Tensor | None], after: Sequence[torch.Tensor | None]) -> bool:
     """Return whether the states are equal, so no random number was drawn in between."""
-    return all(
-        (a is None and b is None) or (a is not None and b is not None and torch.equal(a, b))
-        for a, b in zip(before, after, strict=True)
-    )
+    pairs = zip(before, after, strict=True)
+    return all(torch.equal(a, b) for a, b in pairs if a is not None and b is not None)
 
 
 def restore_random_state(device: torch.device, state: RandomState) -> None:
@@ -110,25 +108,21 @@ def _entry(value: Any, depth: int) -> Any:
     return id(value) if inner is None else inner
 
 
-def containers_in(value: Any, depth: int = 0, found: list[Any] | None = None) -> list[Any]:
-    """Return what lists, dicts and objects in arguments hold, to detect changes by a unit."""
-    found = [] if found is None else found
+def containers_in(value: Any, depth: int = 0) -> Iterator[int]:
+    """The sizes, and the entries' identities, of lists, dicts and objects in arguments.
+
+    They show the changes that a unit makes.
+    """
     if isinstance(value, (torch.Tensor, nn.Module, StandIn, *PLAIN)):
-        return found
-    if isinstance(value, list | tuple):
-        entries = list(value)
-    elif isinstance(value, dict):
-        entries = list(value.values())
-    elif hasattr(value, "__dict__") and not callable(value):
-        return containers_in(vars(value), depth + 1, found) if depth < 3 else found
-    else:
-        return found
-    found.append(len(entries))
-    found.extend(map(id, entries))
-    if depth < 2:
-        for entry in entries:
-            containers_in(entry, depth + 1, found)
-    return found
+        return
+    if isinstance(value, list | tuple | dict):
+        entries = list(value.values() if isinstance(value, dict) else value)
+        yield len(entries)
+        yield from map(id, entries)
+        for entry in entries if depth < 2 else ():
+            yield from containers_in(entry, depth + 1)
+    elif hasattr(value, "__dict__") and not callable(value) and depth < 3:
+        yield from containers_in(vars(value), depth + 1)
 
 
 def holds_tensors(value: Any, depth: int = 0) -> bool:

@@ -47,9 +47,9 @@ class Recording:
         for number, leaf in enumerate(leaves):
             self.record.events.append(RecordedCall(("", number), leaves={number}))
             tensors.make(0, leaf)
-            tensors.batch.set(leaf, number)
+            tensors.batch[leaf] = number
             if number in shared:
-                tensors.apart.set(leaf, True)
+                tensors.apart[leaf] = True
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:

@@ -80,7 +80,7 @@ def open_blocks(record: ProgramRecord) -> None:
     # Where hooks are called, something may be collected for code outside of the block.
     called = [path for path, module in record.program.named_modules() if forward_hooks(module)]
     for block in record.blocks:
-        results = {made.what for made in block.template if made.kind == "made"}
+        results = {made.what for made in block.result[0] if made.kind == "made"}
         inside = range(block.first, block.last)
         block.closed = (
             block.closed

@@ -10,9 +10,8 @@ samples explains is not known for other batches; values of such a size are not s
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import cached_property
-from itertools import combinations_with_replacement
+from itertools import combinations
 from math import prod
 from typing import Any, TypeAlias
 
@@ -153,16 +152,14 @@ class ValueSizes:
     def _called_by_sample(self, first: ProgramRecord) -> None:
         """Give calls of a module that is called once for each sample the first call's shapes."""
         places: dict[object, int] = {}
-        for number, value in reversed(list(enumerate(first.values))):
-            event = first.events[value.maker]
-            if event.is_unit:
-                places[event.address[0], value.slot] = number
         for number, value in enumerate(first.values):
             event = first.events[value.maker]
-            if self.formulas[number] is not None or not event.is_unit:
+            if not event.is_unit:
                 continue
-            formula = self.formulas[places[event.address[0], value.slot]]
-            if formula is None or not all(size.is_constant for size in formula):
+            formula = self.formulas[places.setdefault((event.address[0], value.slot), number)]
+            if formula is None or self.formulas[number] is not None:
+                continue
+            if not all(size.is_constant for size in formula):
                 continue
             if tuple(size.at(self.batches[0]) for size in formula) == value.shape:
                 self.formulas[number], value.crossable = formula, False
@@ -186,16 +183,12 @@ class ValueSizes:
         own = [
             (b.samples, n) for b, n in zip(self.batches, sizes, strict=True) if b.lengths == lengths
         ]
-        if len({size for _, size in own}) == 1:
-            self._is_at_lengths = True
-            return SizeAtLengths(self.shapes_at, key, dim)
-        if (
-            all(size * samples == sizes[0] * count for count, size in own)
-            and not sizes[0] % samples
-        ):
-            self._is_at_lengths = True
-            return SizeAtLengths(self.shapes_at, key, dim, samples)
-        return None
+        is_constant = len({size for _, size in own}) == 1
+        is_multiple = all(size * samples == sizes[0] * count for count, size in own)
+        if not is_constant and (not is_multiple or sizes[0] % samples):
+            return None
+        self._is_at_lengths = True
+        return SizeAtLengths(self.shapes_at, key, dim, 0 if is_constant else samples)
 
     def shape(self, value: int, size: BatchSize) -> tuple[int, ...] | None:
         """The shape of a value in a batch of this size; None if it is not known."""
@@ -324,42 +317,32 @@ def fitted(batches: Sequence[BatchSize], sizes: Sequence[int]) -> Formula | None
     """
     if len(set(sizes)) == 1:
         return Formula((((), sizes[0]),))
+    found: list[Formula] = []
     for products in products_of_sizes(len(batches[0].numbers)):
-        rows = [[Fraction(prod(b.numbers[i] for i in w)) for w in products] for b in batches]
+        rows = [[prod(b.numbers[i] for i in which) for which in products] for b in batches]
         factors = solved(rows, sizes)
         if factors is not None:
             terms = zip(products, factors, strict=True)
-            return Formula(tuple((which, factor) for which, factor in terms if factor))
-    return None
+            found.append(Formula(tuple((which, factor) for which, factor in terms if factor)))
+    return min(found, key=lambda formula: len(formula.terms), default=None)
 
 
-def products_of_sizes(numbers: int) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Sets of one or two products, the simplest first."""
+def products_of_sizes(numbers: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Pairs of products, the simplest first."""
     single = [(i,) for i in range(numbers)]
-    double = list(combinations_with_replacement(range(numbers), 2))
-    double = [which for which in double if which[0] != which[1]]
-    for which in (*single, *double):
-        yield (which,)
-    for which in (*single, *double):
-        yield ((), which)
+    double = list(combinations(range(numbers), 2))
+    yield from (((), which) for which in (*single, *double))
     yield from ((one, both) for both in double for one in single if one[0] in both)
 
 
-def solved(rows: Sequence[Sequence[Fraction]], sizes: Sequence[int]) -> list[int] | None:
-    """Whole factors with which every row adds up to its size."""
-    if len(rows[0]) == 1:
-        base = [Fraction(sizes[0]) / rows[0][0]]
-    else:
-        (a, b), first = rows[0], sizes[0]
-        other = next((r for r in range(1, len(rows)) if rows[r][0] * b != rows[r][1] * a), None)
-        if other is None:
-            return None
-        (c, d), second = rows[other], sizes[other]
+def solved(rows: Sequence[Sequence[int]], sizes: Sequence[int]) -> tuple[int, int] | None:
+    """Two whole factors with which every row adds up to its size."""
+    (a, b), first = rows[0], sizes[0]
+    for (c, d), second in zip(rows, sizes, strict=True):
         determinant = a * d - b * c
-        base = [(first * d - b * second) / determinant, (a * second - first * c) / determinant]
-    if any(factor.denominator != 1 for factor in base):
-        return None
-    for row, size in zip(rows, sizes, strict=True):
-        if sum(factor * entry for factor, entry in zip(base, row, strict=True)) != size:
-            return None
-    return [int(factor) for factor in base]
+        if determinant:
+            one = (first * d - b * second) // determinant
+            other = (a * second - first * c) // determinant
+            added_up = [one * left + other * right for left, right in rows]
+            return (one, other) if added_up == list(sizes) else None
+    return None

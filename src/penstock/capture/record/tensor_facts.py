@@ -1,7 +1,6 @@
 """Facts about the tensors of a running program: which value each is, its memory, its origin."""
 
 import sys
-import weakref
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from penstock.capture.record.absent import (
     SHAPE_ONLY,
@@ -30,27 +30,11 @@ from penstock.capture.record.user_lines import Line, line_in_words, line_of_user
 from penstock.torch_internals import own_parameters, pytree, tensors_in
 
 
-class ByTensor:
-    """Facts by tensor object, without keeping the tensor."""
-
-    def __init__(self) -> None:
-        self._facts: dict[int, tuple[weakref.ref[torch.Tensor], Any]] = {}
-
-    def get(self, tensor: torch.Tensor) -> Any:
-        """The fact about a tensor; None if there is none."""
-        found = self._facts.get(id(tensor))
-        return found[1] if found is not None and found[0]() is tensor else None
-
-    def set(self, tensor: torch.Tensor, fact: Any) -> None:
-        """Set the fact about a tensor."""
-        self._facts[id(tensor)] = (weakref.ref(tensor), fact)
-
-
 class SharedMemory:
     """Tensors by the memory that they share, and the version of each memory."""
 
     def __init__(self) -> None:
-        self._tensors: dict[int, list[weakref.ref[torch.Tensor]]] = {}
+        self._tensors: dict[int, WeakTensorKeyDictionary] = {}
         self._versions: dict[int, int] = {}
 
     def note(self, tensor: torch.Tensor) -> int | None:
@@ -58,12 +42,10 @@ class SharedMemory:
         key = memory_of(tensor)
         if key is None:
             return None
-        known = [ref for ref in self._tensors.get(key, ()) if ref() is not None]
+        known = self._tensors.setdefault(key, WeakTensorKeyDictionary())
         if not known:
             self._versions[key] = version_of(tensor)
-        if all(ref() is not tensor for ref in known):
-            known.append(weakref.ref(tensor))
-        self._tensors[key] = known
+        known[tensor] = True
         return key
 
     def note_moved(self, tensor: torch.Tensor) -> None:
@@ -82,8 +64,7 @@ class SharedMemory:
 
     def sharing(self, key: int) -> list[torch.Tensor]:
         """The living tensors with this memory."""
-        found = (ref() for ref in self._tensors.get(key, ()))
-        return [tensor for tensor in found if tensor is not None]
+        return list(self._tensors.get(key, ()))
 
 
 class TensorFacts:
@@ -95,14 +76,15 @@ class TensorFacts:
     def __init__(self, record: ProgramRecord, originals: Mapping[str, torch.Tensor]) -> None:
         program = record.program
         self._record = record
-        self.current, self.batch, self.memory = ByTensor(), ByTensor(), SharedMemory()
-        self.hidden = ByTensor()
+        self.current, self.batch = WeakTensorKeyDictionary(), WeakTensorKeyDictionary()
+        self.memory = SharedMemory()
+        self.hidden = WeakTensorKeyDictionary()
         """The units within which tensors were made that are not their results."""
-        self.carried = ByTensor()
+        self.carried = WeakTensorKeyDictionary()
         """The places of what an earlier run has left in the model's state."""
         self.carried_reads: dict[StatePlace, dict[Address, Line]] = defaultdict(dict)
         """The calls that read something carried with their lines, by place."""
-        self.apart = ByTensor()
+        self.apart = WeakTensorKeyDictionary()
         """True if a tensor is independent of the batch: made of parameters and sizes alone."""
         self.function_depth = 0
         """The user's autograd functions that run, one inside of another."""
@@ -129,7 +111,7 @@ class TensorFacts:
 
     def is_computed(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is a value or a parameter."""
-        return self.current.get(tensor) is not None or id(tensor) in self.names
+        return tensor in self.current or id(tensor) in self.names
 
     def read(self, event: RecordedCall, tensors: Sequence[torch.Tensor]) -> None:
         """Note that a call reads tensors."""
@@ -167,15 +149,12 @@ class TensorFacts:
     def make(self, slot: Any, tensor: torch.Tensor, *, crossable: bool = True) -> None:
         """Let ``tensor`` be a value that the last event has made."""
         events, values, known = self._record.events, self._record.values, is_known(tensor)
-        size = tensor.numel() * tensor.element_size() if known else 0
-        value = Value(
-            len(events) - 1, slot, shape_of(tensor), tensor.dtype, tensor.requires_grad, size
-        )
+        value = Value(len(events) - 1, slot, shape_of(tensor), tensor.dtype, tensor.requires_grad)
         value.of_batch = not self.apart.get(tensor)
         # Gradients pass an own function itself, not what it calls.
         value.crossable = crossable and known and not self.function_depth
         self.has_unknown = self.has_unknown or not known
-        self.current.set(tensor, len(values))
+        self.current[tensor] = len(values)
         events[-1].makes.append(len(values))
         values.append(value)
         self.memory.note(tensor)
@@ -253,9 +232,9 @@ class TensorFacts:
         skipped = only_shape(name, args, given)
         apart = all(tensor is skipped or self.is_apart(tensor) for tensor in given)
         for tensor in tensors_in(result):
-            self.apart.set(tensor, apart)
+            self.apart[tensor] = apart
         if given and not apart and writes_first(name):
-            self.apart.set(given[0], False)
+            self.apart[given[0]] = False
 
     def is_apart(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is independent of the batch."""

@@ -72,8 +72,12 @@ class UnitRuns:
             if value.is_unknown:
                 raise UnknownSize(f"a tensor of unknown size in '{path}'")
             if id(value) not in made:
-                made[id(value)] = drawn_like(value, home)
-                apart.set(made[id(value)], self._tensors.is_apart(value))
+                with NoFunctionCalls():
+                    found = made_up(value.plain, home)
+                if value.needs_grad:  # no leaf, so it can be written to
+                    found = found.requires_grad_().clone()
+                made[id(value)] = found
+                apart[found] = self._tensors.is_apart(value)
             return made[id(value)]
 
         def parameter(tensor: torch.Tensor) -> torch.Tensor:
@@ -85,7 +89,7 @@ class UnitRuns:
                     found = made_up(tensor.plain, home)
             else:
                 found = own.detach().clone()
-            apart.set(found, True)
+            apart[found] = True
             return found
 
         module = self._program.module(path)
@@ -105,14 +109,7 @@ class UnitRuns:
             if id(value) in back:
                 return back[id(value)]
             found = absent_like(tuple(value.shape), value.dtype, value.requires_grad)
-            apart.set(found, apart.get(value))
+            apart[found] = apart.get(value)
             return found
 
         return pytree.tree_map(away, result)
-
-
-def drawn_like(like: Absent, device: torch.device) -> torch.Tensor:
-    """A tensor with made-up values; one that needs a gradient is no leaf, so it can be written."""
-    with NoFunctionCalls():
-        value = made_up(like.plain, device)
-    return value.requires_grad_().clone() if like.needs_grad else value
