@@ -89,11 +89,10 @@ def launch(
     """Write what starts JOB on several hosts, in the plan's order."""
     from penstock.advice.plan_files import cluster_of_plan
     from penstock.files import write_text
-    from penstock.train.launch_script import LAUNCHERS, Start, hosts_text
+    from penstock.train.launch_script import Start, slurm_script, torchrun_script
 
-    launchers = [n for n, on in zip(LAUNCHERS, (torchrun, slurm), strict=True) if on]
-    if len(launchers) != 1:
-        raise BadInput(f"name one of {', '.join(f'--{name}' for name in LAUNCHERS)}")
+    if torchrun == slurm:
+        raise BadInput("name one of --torchrun, --slurm")
     terminal.check_places(out)
     hosts = cluster_of_plan(plan, cluster)
     directory = run or f"runs/{Path(job).stem}"
@@ -107,10 +106,11 @@ def launch(
         tuple((host.name, len(host.devices)) for host in hosts.hosts),
         on_gpus=on_gpus,
     )
-    script = LAUNCHERS[launchers[0]](start)
+    script = torchrun_script(start) if torchrun else slurm_script(start)
     if out:
         write_text(out, script)
-        terminal.note(f"wrote {out}: {start.ranks} ranks, {hosts_text(start.hosts)}")
+        each = ", ".join(f"{name} x {ranks}" for name, ranks in start.hosts)
+        terminal.note(f"wrote {out}: {start.ranks} ranks, {each}")
     terminal.show_text({"script": script}, "" if out else script)
 
 
