@@ -8,25 +8,13 @@ from typing import Any
 
 import pytest
 
-from penstock.cluster.cluster import Cluster
-from penstock.cluster.toml_file import write_cluster
 from penstock.planners.search.search import PLANNERS
-from penstock.profile.json_file import write_profile
-from penstock.profile.model_profile import ModelProfile
 from penstock.schedule.registry import FAMILIES
 from penstock.text import seconds_text
 
 Penstock = Callable[..., Any]
 
 NAMES = {"planner", "schedule", "asked_schedule"}
-
-
-@pytest.fixture
-def problem(tmp_path: Path, small_profile: ModelProfile, small_cluster: Cluster) -> list[str]:
-    """The arguments that name a profile, a cluster and a batch."""
-    write_profile(small_profile, tmp_path / "profile.json")
-    write_cluster(small_cluster, tmp_path / "four.toml")
-    return [f"{tmp_path}/profile.json", "--cluster", f"{tmp_path}/four.toml", "--batch", "12"]
 
 
 def test_every_planner_has_a_row_the_best_first_and_search_is_never_behind(

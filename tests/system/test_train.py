@@ -21,7 +21,7 @@ from training_jobs import job_file
 
 from penstock.cluster.cluster import Device
 from penstock.cluster.toml_file import read_cluster, write_cluster
-from penstock.errors import BadInput, Infeasible, LossNotFinite, Stalled
+from penstock.errors import BadInput, Infeasible, LossNotFinite, Stalled, WorkerLost
 from penstock.machine import usable_cores
 from penstock.plan.json_file import read_plan, write_plan
 from penstock.plan.plan import Plan, Stage
@@ -147,20 +147,19 @@ def test_a_batch_of_another_shape_is_refused_by_every_worker(tmp_path: Path, cos
         train(tmp_path, TWO_STAGES, costs, data="wider_after_three")
 
 
-def test_a_plan_for_more_devices_than_workers_says_how_many(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"uses device 2, but there are 2 workers .*start 3"):
-        train(tmp_path, REPLICAS, workers=2)
-
-
-def test_a_plan_for_another_batch_says_which(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"batches of 16 samples .* has batches of 24"):
-        train(tmp_path, TWO_STAGES, batch_size=24)
-
-
-def test_a_plan_of_another_model_is_refused(tmp_path: Path, costs: Path) -> None:
-    plan = Plan((Stage(range(0, 9), (1,), (4,)),), 4, 4, "gpipe")
-    with pytest.raises(BadInput, match=r"9 layers, but .* has 4"):
-        train(tmp_path, plan, costs)
+@pytest.mark.parametrize(
+    ("plan", "settings", "message"),
+    [
+        (REPLICAS, {}, r"uses device 2, but there are 2 workers .*start 3"),
+        (TWO_STAGES, {"batch_size": 24}, r"batches of 16 samples .* has batches of 24"),
+        (Plan((Stage(range(9), (1,), (4,)),), 4, 4, "gpipe"), {}, r"9 layers, but .* has 4"),
+    ],
+)
+def test_a_plan_for_something_else_says_for_what(
+    tmp_path: Path, costs: Path, plan: Plan, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(BadInput, match=message):
+        train(tmp_path, plan, costs, **settings)
 
 
 def test_a_missing_plan_is_named(tmp_path: Path) -> None:
@@ -222,7 +221,12 @@ def test_a_plan_for_fewer_workers_is_refused_unless_it_passes_over_one(
 
 @pytest.mark.parametrize(
     ("failure", "is_told"),
-    [(KeyboardInterrupt(), True), (SystemExit(143), True), (BadInput("no"), False)],
+    [
+        (KeyboardInterrupt(), True),
+        (SystemExit(143), True),
+        (WorkerLost("killed"), True),
+        (BadInput("no"), False),
+    ],
 )
 def test_a_run_that_ends_before_its_first_checkpoint_names_resume_where_that_works(
     tmp_path: Path, failure: BaseException, is_told: bool
@@ -235,6 +239,16 @@ def test_a_run_that_ends_before_its_first_checkpoint_names_resume_where_that_wor
         raise failure
     told = f"there is no checkpoint yet; --resume --out {tmp_path} starts at the first step again"
     assert said == [told] * is_told
+
+
+def test_a_run_that_goes_on_by_itself_names_no_remedy(tmp_path: Path) -> None:
+    said: list[str] = []
+    with (
+        pytest.raises(WorkerLost),
+        last_checkpoint_said(RunDirectory(tmp_path), said.append, goes_on=True),
+    ):
+        raise WorkerLost("killed")
+    assert said == []
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from small_runs import losses
+from small_runs import losses, weights_in
 from training_jobs import job_file
 from trial_cases import try_in_turn
 
@@ -40,14 +39,6 @@ def heavy_problem(job: Job) -> PlanningProblem:
     return replace(problem, profile=replace(problem.profile, layers=layers))
 
 
-def weights(directory: Path) -> dict[str, torch.Tensor]:
-    return {
-        name: tensor
-        for path in directory.glob("*.safetensors")
-        for name, tensor in load_file(path).items()
-    }
-
-
 def test_a_run_after_trials_is_as_if_nothing_had_been_tried(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,7 +65,7 @@ def test_a_run_after_trials_is_as_if_nothing_had_been_tried(
 
     assert len(losses(run.path)) == 5
     assert losses(run.path) == losses(plain.run_directory)
-    ours, others = map(weights, (tmp_path / "weights", tmp_path / "plain_weights"))
+    ours, others = map(weights_in, (tmp_path / "weights", tmp_path / "plain_weights"))
     assert ours and ours.keys() == others.keys()
     assert all(torch.equal(ours[name], others[name]) for name in ours)
     assert events == Path("events.txt").read_text()

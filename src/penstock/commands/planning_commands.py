@@ -22,7 +22,14 @@ def plan(
     given: options.ProblemOptions,
     planner: options.PlannerName = "search",
     schedule: options.ScheduleNames = "auto",
-    tensor_parallel: options.TensorParallel = "",
+    tensor_parallel: Annotated[
+        str,
+        Option(
+            metavar="SIZES",
+            help="Try tensor groups of these numbers of devices of a host, too, such as 2,4; the "
+            "profile must have their costs.",
+        ),
+    ] = "",
     time_limit: Annotated[
         float, Option(min=0, metavar="S", help="Stop searching after S seconds (inf: never).")
     ] = inf,

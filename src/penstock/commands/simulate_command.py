@@ -1,7 +1,7 @@
 """``penstock simulate``: simulates a plan as it is or with changes, and draws it."""
 
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -14,20 +14,6 @@ if TYPE_CHECKING:
 
     from penstock.advice.what_if import PlayedPlan
 
-MOST_ITERATIONS = 1000
-
-MicroBatches: TypeAlias = Annotated[
-    int | None,
-    Option(min=1, metavar="N", help="Change the number of micro-batches, of the same size."),
-]
-Iterations: TypeAlias = Annotated[
-    int,
-    Option(min=1, max=MOST_ITERATIONS, metavar="N", help="Simulate N iterations in a row."),
-]
-MeetEvery: TypeAlias = Annotated[
-    int | None, Option(min=1, metavar="N", help="Price pipelines that meet every N steps.")
-]
-
 
 def simulate(
     *,
@@ -35,11 +21,18 @@ def simulate(
     profile: options.PlansProfile = "",
     cluster: options.PlansCluster = "",
     profile_batch: options.ProfileBatch = None,
-    micro_batches: MicroBatches = None,
+    micro_batches: Annotated[
+        int | None,
+        Option(min=1, metavar="N", help="Change the number of micro-batches, of the same size."),
+    ] = None,
     schedule: Annotated[str, Option(metavar="NAME", help="Change the schedule.")] = "",
     optimizer: options.Optimizer = "",
-    iterations: Iterations = 1,
-    meet_every: MeetEvery = None,
+    iterations: Annotated[
+        int, Option(min=1, max=1000, metavar="N", help="Simulate N iterations in a row.")
+    ] = 1,
+    meet_every: Annotated[
+        int | None, Option(min=1, metavar="N", help="Price pipelines that meet every N steps.")
+    ] = None,
     timeline: Annotated[
         bool, Option("--timeline", help="Add the timeline to the JSON output.")
     ] = False,
