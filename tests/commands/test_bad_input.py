@@ -17,14 +17,6 @@ def test_a_missing_file_is_named(penstock: Penstock, cluster: Path, tmp_path: Pa
     refused(penstock("simulate", tmp_path / "none.json"), 2, "plan", "does not exist")
 
 
-def test_a_misspelt_key_of_a_job_is_named_with_the_right_one(
-    penstock: Penstock, tmp_path: Path
-) -> None:
-    job = tmp_path / "job.toml"
-    job.write_text('base = "gpt-text"\nstep = 4\n')
-    refused(penstock("train", job, "--quiet"), 2, "job.toml", "'step'", "did you mean 'steps'?")
-
-
 @pytest.mark.parametrize(
     ("file", "old", "new", "told"),
     [

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands.refusals import refused
 
 from penstock.plan.json_file import read_plan
 from penstock.planners.search.search import PLANNERS
@@ -110,7 +111,7 @@ def test_speedups_agree_with_the_baselines_planned_alone(
         assert values["speedup_over_data_parallel"] is None
 
 
-def test_a_saved_plan_is_read_again_and_simulates_to_the_same_figures(
+def test_a_saved_plan_simulates_to_the_figures_of_the_prediction_beside_it(
     penstock: Penstock, problem: list[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "plan.json"
@@ -119,16 +120,10 @@ def test_a_saved_plan_is_read_again_and_simulates_to_the_same_figures(
     played = penstock("simulate", path, "--json").values
     for key in PLAN_KEYS - {"planning_s"}:
         assert played[key] == planned[key], key
-
-
-def test_the_prediction_stands_beside_the_plan(
-    penstock: Penstock, problem: list[str], tmp_path: Path
-) -> None:
-    planned = penstock("plan", *problem, "-o", tmp_path / "plan.json", "--json").values
     beside = json.loads((tmp_path / "plan.predicted.json").read_text())
     assert beside["iteration_s"] == planned["iteration_s"]
     assert beside["profile"] == problem[0]
-    assert "iteration_s" not in json.loads((tmp_path / "plan.json").read_text())
+    assert "iteration_s" not in json.loads(path.read_text())
 
 
 def test_simulate_gives_the_timeline_on_request(
@@ -300,9 +295,8 @@ def test_the_optimizer_decides_what_fits_and_is_recorded_with_the_plan(
     assert most["adamw"] - most["0"] == pytest.approx(2 * each)
     assert most["adamw-fp32"] - most["0"] == pytest.approx(6 * each)
 
-    refused = penstock("plan", *problem, "--optimizer", "lion")
-    assert refused.code == 2
-    assert "optimizer 'lion' is not one of adamw" in refused.errors
+    answer = penstock("plan", *problem, "--optimizer", "lion")
+    refused(answer, 2, "optimizer 'lion' is not one of adamw")
 
 
 def test_pp_is_short_for_a_pin_of_the_number_of_stages(
@@ -317,5 +311,4 @@ def test_pp_is_short_for_a_pin_of_the_number_of_stages(
         answer.pop("planning_s")
     assert told[0] == told[1]
     assert len(told[0]["stages"]) == 2
-    refused = penstock("plan", *problem, "--pp", "3", "--pin", "stages: 2")
-    assert refused.code == 2 and "stages: 3" in refused.errors
+    refused(penstock("plan", *problem, "--pp", "3", "--pin", "stages: 2"), 2, "stages: 3")

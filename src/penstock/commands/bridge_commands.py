@@ -87,7 +87,12 @@ def export_plan(
         terminal.check_places(out, str(place.with_suffix(".csv")))
     given = read_plan(plan)
     costs = profile_of_plan(plan, PlanInputs(profile, "", profile_batch))
-    check_same_layers(given, costs)
+    count = given.stages[-1].layers.stop
+    if count != len(costs.layers):
+        raise BadInput(
+            f"the plan has {count} layers, and profile '{costs.name}' has {len(costs.layers)}; "
+            f"name the plan's own profile with --profile"
+        )
     moved = with_whole_blocks(given, costs) if whole_blocks else given
     exported = export_layout(target, moved, costs, place, joined_modules(join or ()))
     actions = str(place.with_suffix(".csv")) if exported.actions else ""
@@ -237,16 +242,6 @@ def gain_words(
         f"one device works at a time; the same stages with {many} under {best.schedule} would take "
         f"{seconds_text(best_s)}{gain}; penstock plan looks for better ones"
     )
-
-
-def check_same_layers(plan: "Plan", profile: "ModelProfile") -> None:
-    """Raise `BadInput` unless the plan places the layers of the profile."""
-    count = plan.stages[-1].layers.stop
-    if count != len(profile.layers):
-        raise BadInput(
-            f"the plan has {count} layers, and profile '{profile.name}' has "
-            f"{len(profile.layers)}; name the plan's own profile with --profile"
-        )
 
 
 def joined_modules(texts: Sequence[str]) -> dict[str, str]:

@@ -89,6 +89,7 @@ def launch(
     """Write what starts JOB on several hosts, in the plan's order."""
     from penstock.advice.plan_files import cluster_of_plan
     from penstock.files import write_text
+    from penstock.plan.json_file import read_plan
     from penstock.train.launch_script import Start, slurm_script, torchrun_script
 
     if torchrun == slurm:
@@ -97,7 +98,12 @@ def launch(
     hosts = cluster_of_plan(plan, cluster)
     directory = run or f"runs/{Path(job).stem}"
     arguments = (job, "--out", directory, *(("--plan", plan) if plan else ()))
-    check_ranks(plan, len(hosts.devices))
+    needed = max(read_plan(plan).ranks) + 1 if plan else 0
+    if needed > len(hosts.devices):
+        raise BadInput(
+            f"plan '{plan}' uses ranks 0 to {needed - 1}, but the hosts have {len(hosts.devices)} "
+            f"ranks; name its cluster with --cluster, or plan again"
+        )
     on_gpus = runs_on_gpus(device, hosts, terminal)
     start = Start(
         Path(job).stem,
@@ -129,15 +135,3 @@ def runs_on_gpus(device: str, cluster: "Cluster", terminal: Terminal) -> bool:
     if on_gpus and len(cluster.devices) > 1:
         terminal.note(SEVERAL_GPUS)
     return on_gpus
-
-
-def check_ranks(plan: str, ranks: int) -> None:
-    """Raise `BadInput` if a plan uses more ranks than there are."""
-    from penstock.plan.json_file import read_plan
-
-    needed = max(read_plan(plan).ranks) + 1 if plan else 0
-    if needed > ranks:
-        raise BadInput(
-            f"plan '{plan}' uses ranks 0 to {needed - 1}, but the hosts have {ranks} ranks; name "
-            f"its cluster with --cluster, or plan again"
-        )

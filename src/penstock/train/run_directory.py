@@ -91,10 +91,6 @@ class RunDirectory:
         """
         self.forget_plans()
         write_profile(profile, self.path / "profile.json")
-        self.write_cluster(cluster)
-
-    def write_cluster(self, cluster: Cluster) -> None:
-        """Save the same devices and links in another number."""
         write_cluster(cluster, self.path / "cluster.toml")
 
     def read_costs(self) -> tuple[ModelProfile, Cluster]:
