@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from host_jobs import PENSTOCK
 from small_runs import TWO_STAGES, losses, rows_of, train
 from training_jobs import job_file
 
@@ -36,25 +37,6 @@ from penstock.train.train import TrainRequest, train_job
 pytestmark = pytest.mark.timeout(180)
 
 REPLICAS = Plan((Stage(range(0, 3), (0, 1), (3, 1)), Stage(range(3, 4), (2,), (4,))), 4, 4, "gpipe")
-
-SCRIPT = """
-import sys
-from pathlib import Path
-from typing import Any
-from penstock.errors import PenstockError
-from penstock.train.job_file import find_job
-from penstock.train.train import TrainRequest, train_job
-
-if __name__ == "__main__":
-    job, plan, out = map(Path, sys.argv[1:])
-    try:
-        train_job(find_job(job), TrainRequest(workers=3, plan=plan, out=out))
-    except PenstockError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -254,15 +236,15 @@ def test_a_run_that_goes_on_by_itself_names_no_remedy(tmp_path: Path) -> None:
 @pytest.fixture
 def endless_run(tmp_path: Path, costs: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """A training of three workers, in a process of its own, that has written a checkpoint."""
-    script, plan, run = tmp_path / "script.py", tmp_path / "plan.json", tmp_path / "run"
-    script.write_text(SCRIPT)
+    plan, run = tmp_path / "plan.json", tmp_path / "run"
     write_plan(REPLICAS, plan)
     run.mkdir()
     for name in ("profile.json", "cluster.toml"):
         shutil.copy(costs / name, run)
     job = job_file(tmp_path, steps=1_000_000, checkpoint_every=20, evaluate_every=0)
+    command = [PENSTOCK, "train", job, "--workers", "3", "--plan", plan, "-o", run]
     with (tmp_path / "stderr").open("wb") as stderr:
-        process = subprocess.Popen([sys.executable, script, job, plan, run], stderr=stderr)
+        process = subprocess.Popen(command, stderr=stderr)
     try:
         wait_until(lambda: any((run / "checkpoints").glob("step-*")), 90)
         yield process, run
@@ -331,7 +313,7 @@ def test_a_killed_worker_ends_the_run_with_one_message(
     os.kill(workers[victim], signal.SIGKILL)
     assert ends_within(process, everyone, 15) == 4
     message = (run.parent / "stderr").read_text()
-    errors = [line for line in message.splitlines() if line.startswith("error:")]
+    errors = [line for line in message.splitlines() if line.startswith("penstock: error:")]
     assert len(errors) == 1
     assert "was killed by SIGKILL" in errors[0]
     assert "Traceback" not in message

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-
 def simulate(
     *,
     plan: options.PlanPath,

@@ -18,8 +18,8 @@ from penstock.integrations.bridges.modules import (
     NamedPlan,
     check_neighbours,
     module_chain,
-    names_of_stages,
     stage_modules,
+    with_light_modules,
 )
 from penstock.plan.plan import Plan
 from penstock.profile.model_profile import ModelProfile
@@ -81,7 +81,9 @@ def export_layout(
     if to in ON_TORCH:
         check_neighbours(layout, chain, profile, title)
     modules = stage_modules(chain, layout.stages, title)
-    names = names_of_stages(modules, joined)
+    listed = with_light_modules([module.name for own in modules for module in own], joined)
+    called = (dict.fromkeys(module.name for module in own) for own in modules)
+    names = tuple(tuple(name for each in own for name in listed[each]) for own in called)
     text, notes = write(NamedPlan(plan, profile, path, layout, chain, modules, names))
     actions = torch_pipelining.csv_of_plan(plan) if to in ON_TORCH else ""
     recomputed = [i for i, stage in enumerate(plan.stages) if stage.recompute or stage.by_block]
