@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands.refusals import refused
 from rehearse.rehearsal_cases import layered, straight, two_hosts
 
 from penstock.advice.plan_files import prediction_path
@@ -76,16 +77,11 @@ def test_a_profile_that_lied_when_the_plan_was_made_is_found_out(
 def test_bad_input_ends_in_a_line(
     penstock: Penstock, plan: Path, options: tuple[str, ...], words: str
 ) -> None:
-    found = penstock("rehearse", plan, *QUICK, *options)
-    assert found.code == 2
-    assert words in found.errors
-    assert len(found.errors.splitlines()) == 1
+    refused(penstock("rehearse", plan, *QUICK, *options), 2, words)
 
 
 def test_a_plan_for_more_ranks_than_memory_holds_is_refused(
     penstock: Penstock, plan: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.rehearse.emulation.RANK_BYTES", 1 << 50)
-    found = penstock("rehearse", plan, *QUICK)
-    assert found.code == 2
-    assert "4 ranks need about" in found.errors
+    refused(penstock("rehearse", plan, *QUICK), 2, "4 ranks need about")
