@@ -1,6 +1,10 @@
 """Commands that refuse what they are given."""
 
+from collections.abc import Callable
 from typing import Any
+
+Penstock = Callable[..., Any]
+"""The fixture that runs a command; its answer has a code, an output, errors and values."""
 
 
 def refused(answer: Any, code: int, *told: str) -> None:

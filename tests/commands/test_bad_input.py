@@ -1,14 +1,11 @@
 """Input that cannot be used: one line that names it and the remedy, and the exit code."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from commands.refusals import refused
-
-Penstock = Callable[..., Any]
+from commands.refusals import Penstock, refused
 
 
 def test_a_missing_file_is_named(penstock: Penstock, cluster: Path, tmp_path: Path) -> None:

@@ -1,14 +1,11 @@
 """Profiles and clusters that cannot be: one line with place, value and remedy, and the code."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from commands.refusals import refused
-
-Penstock = Callable[..., Any]
+from commands.refusals import Penstock, refused
 
 CLUSTER = """
 name = "pair"

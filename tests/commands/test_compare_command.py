@@ -2,18 +2,14 @@ import json
 import re
 import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from commands.refusals import refused
+from commands.refusals import Penstock, refused
 
 from penstock.planners.search.search import PLANNERS
 from penstock.schedule.registry import FAMILIES
 from penstock.text import seconds_text
-
-Penstock = Callable[..., Any]
 
 NAMES = {"planner", "schedule", "asked_schedule"}
 

@@ -1,12 +1,11 @@
 """``penstock init`` writes jobs that are read, and writes over nothing."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
-from commands.refusals import refused
+from commands.refusals import Penstock, refused
 
 from penstock.commands import init_command
 from penstock.errors import BadInput
@@ -14,8 +13,6 @@ from penstock.train import samples
 from penstock.train.job_file import find_job
 from penstock.train.profile_job import built_model
 from penstock.train.samples import TextData
-
-Penstock = Callable[..., Any]
 
 CONFIG = """{"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 8, "n_head": 2,
 "n_layer": 2, "vocab_size": 256, "max_position_embeddings": 24}"""

@@ -1,15 +1,12 @@
 """On a terminal of 80 columns every figure of a table is there, whole."""
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
+from commands.refusals import Penstock
 
 from penstock.profile.model_profile import ModelProfile
-
-Penstock = Callable[..., Any]
 
 NAME = "model.decoder.layers.{}.feed_forward.down_projection"
 

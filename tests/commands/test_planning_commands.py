@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands.refusals import refused
+from commands.refusals import Penstock, refused
 
 from penstock.plan.json_file import read_plan
 from penstock.planners.search.search import PLANNERS
@@ -18,8 +18,6 @@ from penstock.profile.model_profile import LengthCosts, ModelProfile
 from penstock.schedule.registry import FAMILIES
 from penstock.text import seconds_text
 from penstock.timeline.json_file import read_timeline, timeline_from_json
-
-Penstock = Callable[..., Any]
 
 PLAN_KEYS = {
     "planner",

@@ -1,17 +1,14 @@
 """`penstock simulate` with something changed, and what it draws."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from commands.refusals import refused
+from commands.refusals import Penstock, refused
 
 from penstock.text import percent_text
 from penstock.timeline.json_file import read_timeline, timeline_from_json
-
-Penstock = Callable[..., Any]
 
 
 def test_the_answer_is_the_changed_plan_with_the_plan_as_it_is_beside_it(

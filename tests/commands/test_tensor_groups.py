@@ -1,11 +1,9 @@
 """Commands with plans whose devices are tensor groups."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from commands.refusals import refused
+from commands.refusals import Penstock, refused
 from planners.test_tensor_groups import host_of, large_block
 
 from penstock.cluster.toml_file import write_cluster
@@ -13,7 +11,6 @@ from penstock.plan.json_file import read_plan, write_plan
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.json_file import write_profile
 
-Penstock = Callable[..., Any]
 RANKS = [[0, 1], [2, 3], [4]]
 
 

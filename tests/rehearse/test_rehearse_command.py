@@ -1,13 +1,11 @@
 """``penstock rehearse`` as people use it: a result, a page, mistakes that end in one line."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from commands.refusals import refused
+from commands.refusals import Penstock, refused
 from rehearse.rehearsal_cases import layered, straight, two_hosts
 
 from penstock.advice.plan_files import prediction_path
@@ -17,8 +15,6 @@ from penstock.plan.json_file import write_plan
 from penstock.profile.json_file import write_profile
 from penstock.profile.model_profile import ModelProfile
 from penstock.simulate.simulation import simulate_plan
-
-Penstock = Callable[..., Any]
 
 PROFILE = layered(8)
 QUICK = ("--time-scale", 3, "--iterations", 2)

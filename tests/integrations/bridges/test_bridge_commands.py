@@ -2,21 +2,19 @@
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from commands.refusals import refused
+from commands.refusals import Penstock, refused
 
 from penstock.plan.json_file import plan_to_json, read_plan, write_plan
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.json_file import write_profile
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile, SharedParameter
 
-Penstock = Callable[..., Any]
 SECOND = Affine(0.001, 0.001)
 NAMES = ("wte", *(f"h.{i}.{part}" for i in range(6) for part in ("attn", "mlp")), "head", "loss")
 
