@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 
 from penstock import __version__
 from penstock.commands.options import with_options
-from penstock.commands.terminal import print_error, silence_output
+from penstock.commands.terminal import print_error
 from penstock.errors import INTERRUPTED, SIGNALLED, RunFailed
 from penstock.waiting import print_bare_lines
 
@@ -125,7 +125,7 @@ def run() -> int:
         sys.stdout.flush()
     except SystemExit as ended:
         if isinstance(ended.__context__, BrokenPipeError):  # typer's, when the reader has gone
-            silence_output()
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
         if isinstance(ended.code, int) and ended.code > SIGNALLED:
             raise

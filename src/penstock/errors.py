@@ -1,19 +1,4 @@
-"""Every exception that Penstock raises on purpose, each with the exit code of the command line.
-
-PenstockError
-  + BadInput               2   what the user gave cannot be used
-    x CaptureFailed        2   the model cannot be captured; names the line and the way out
-    x WeightElsewhere      2   the loop uses a weight that another rank has
-  x Infeasible             3   no plan satisfies the limits
-  x PluginFailed           4   a planner or schedule from outside raised, or returned something else
-  + RunFailed              4   a run started and could not go on
-    x LossNotFinite        4   the loss became NaN or infinite
-    x PeerFailed           4   another rank has failed or ended; its message explains more
-    x ReplicasDiffer       4   copies of a weight that must be equal are not
-    x Stalled              4   a wait exceeded its bound; says who waited for whom
-    x WorkerLost           4   a worker was killed
-  + SaidByAnotherRank          another process has reported the error, and this one only ends
-"""
+"""Every exception that Penstock raises on purpose, each with the exit code of the command line."""
 
 from typing import ClassVar
 

@@ -97,7 +97,7 @@ class Table:
 
 def check_keys(data: object, known: Sequence[str]) -> None:
     """Raise an error of pydantic's for the first key of a table that is not known."""
-    for key in table_keys(data):
+    for key in cast("Mapping[str, object]", data) if isinstance(data, Mapping) else ():
         if key not in known:
             words = unknown_key(key, known)
             raise PydanticCustomError("unknown_key", "{problem}", {"problem": words})
@@ -112,11 +112,6 @@ def version_is(number: int, older: str) -> Callable[[int], int]:
         return found
 
     return check
-
-
-def table_keys(data: object) -> list[str]:
-    """The keys of a table; empty for other values."""
-    return list(cast("Mapping[str, object]", data)) if isinstance(data, Mapping) else []
 
 
 def unknown_key(key: str, known: Sequence[str], inner: Sequence[str] = ()) -> str:
@@ -286,7 +281,8 @@ def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
     >>> csv_text([{"stage": 0, "devices": [0, 1], "more": {}}, {"stage": 1, "fits": True}])
     'stage,devices,fits\\n0,0 1,\\n1,,True\\n'
     """
-    plain = [{k: plain_text(v) for k, v in row.items() if is_plain(v)} for row in rows]
+    texts = ({key: plain_text(value) for key, value in row.items()} for row in rows)
+    plain = [{key: text for key, text in row.items() if text is not None} for row in texts]
     columns = list(dict.fromkeys(key for row in plain for key in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
@@ -295,18 +291,15 @@ def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
     return text.getvalue()
 
 
-def is_plain(value: object) -> bool:
-    """Return whether a value is a number, a text, a truth value, None, or a list of these."""
+def plain_text(value: object) -> str | None:
+    """A number, a text, a truth value, None, or a list of these, as the text of a cell."""
     if isinstance(value, list | tuple):
-        return all(map(is_plain, cast(Sequence[object], value)))
-    return value is None or isinstance(value, str | int | float)
-
-
-def plain_text(value: object) -> str:
-    """A plain value as the text of a cell."""
-    if isinstance(value, list | tuple):
-        return " ".join(map(plain_text, cast(Sequence[object], value)))
-    return "" if value is None else str(value)
+        cells = list(map(plain_text, cast(Sequence[object], value)))
+        texts = [cell for cell in cells if cell is not None]
+        return " ".join(texts) if len(texts) == len(cells) else None
+    if value is None:
+        return ""
+    return str(value) if isinstance(value, str | int | float) else None
 
 
 def check_place(path: str | Path) -> None:

@@ -1,44 +1,11 @@
+"""Input that cannot be used: one line that names it and the remedy, and the exit code."""
+
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from penstock.cluster.cluster import Cluster
-from penstock.cluster.toml_file import write_cluster
-from penstock.profile.json_file import write_profile
-from penstock.profile.model_profile import ModelProfile
-
-Penstock = Callable[..., Any]
-
-
-@pytest.fixture
-def profile(tmp_path: Path, small_profile: ModelProfile) -> Path:
-    path = tmp_path / "profile.json"
-    write_profile(small_profile, path)
-    return path
-
-
-@pytest.fixture
-def cluster(tmp_path: Path, small_cluster: Cluster) -> Path:
-    path = tmp_path / "four.toml"
-    write_cluster(small_cluster, path)
-    return path
-
-
-def refused(answer: Any, code: int, *told: str) -> None:
-    """The command ended with one line that tells all of this, and nothing on standard output.
-
-    Before it there may be lines of progress where planning had begun.
-    """
-    assert answer.code == code, answer.errors
-    assert answer.output == ""
-    *progress, last = answer.errors.splitlines()
-    assert last.startswith("penstock: error: ")
-    assert code == 3 or not progress
-    for words in told:
-        assert words in last
+from commands.refusals import Penstock, refused
 
 
 def test_a_missing_file_is_named(penstock: Penstock, cluster: Path, tmp_path: Path) -> None:
@@ -47,50 +14,38 @@ def test_a_missing_file_is_named(penstock: Penstock, cluster: Path, tmp_path: Pa
     refused(penstock("simulate", tmp_path / "none.json"), 2, "plan", "does not exist")
 
 
-def test_a_misspelt_key_of_a_cluster_is_named_with_the_right_one(
-    penstock: Penstock, profile: Path, cluster: Path
+@pytest.mark.parametrize(
+    ("file", "old", "new", "told"),
+    [
+        ("four.toml", "link_bandwidth", "link_bandwith", ["link_bandwith", "'link_bandwidth'?"]),
+        ("four.toml", "", "name = \n", ["four.toml' is not valid TOML", "line 1"]),
+        ("profile.json", "", '{\n  "format": \n}', ["profile.json' is not valid JSON", "line 3"]),
+    ],
+)
+def test_a_damaged_file_is_named_with_the_place(
+    penstock: Penstock, problem: list[str], tmp_path: Path, file: str, old: str, new: str, told: Any
 ) -> None:
-    cluster.write_text(cluster.read_text().replace("link_bandwidth", "link_bandwith"))
-    answer = penstock("plan", profile, "--cluster", cluster, "--batch", 12)
-    refused(answer, 2, "four.toml", "link_bandwith", "did you mean 'link_bandwidth'?")
+    place = tmp_path / file
+    place.write_text(place.read_text().replace(old, new) if old else new)
+    refused(penstock("plan", *problem), 2, file, *told)
 
 
-def test_a_misspelt_key_of_a_job_is_named_with_the_right_one(
-    penstock: Penstock, tmp_path: Path
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--micro-batch", 5], ["micro-batch size 5", "12", "[1, 2, 3, 4, 6, 12]"]),
+        (["--batch", 0], ["0"]),
+        (["--batch", -3], ["-3"]),
+        (["--batch", 720720000], ["720720000 samples", "at most 10000000"]),
+        (["--batch", 10**20], [f"{10**20} samples", "at most 10000000"]),
+        (["--cluster", "dapple-z"], ["dapple-z", "dapple-a"]),
+        (["-o", "no/plan.json"], ["cannot write", "name another place"]),
+    ],
+)
+def test_a_problem_that_cannot_be_is_refused_with_the_remedy(
+    penstock: Penstock, problem: list[str], options: list[object], told: list[str]
 ) -> None:
-    job = tmp_path / "job.toml"
-    job.write_text('base = "gpt-text"\nstep = 4\n')
-    refused(penstock("train", job, "--quiet"), 2, "job.toml", "'step'", "did you mean 'steps'?")
-
-
-def test_malformed_toml_is_named_with_the_line(
-    penstock: Penstock, profile: Path, cluster: Path
-) -> None:
-    cluster.write_text("name = \n")
-    answer = penstock("plan", profile, "--cluster", cluster, "--batch", 12)
-    refused(answer, 2, "four.toml' is not valid TOML", "line 1")
-
-
-def test_malformed_json_is_named_with_the_line(
-    penstock: Penstock, profile: Path, cluster: Path
-) -> None:
-    profile.write_text('{\n  "format": \n}')
-    answer = penstock("plan", profile, "--cluster", cluster, "--batch", 12)
-    refused(answer, 2, "profile.json' is not valid JSON", "line 3")
-
-
-def test_a_micro_batch_that_does_not_divide_the_batch_is_refused_with_those_that_do(
-    penstock: Penstock, profile: Path, cluster: Path
-) -> None:
-    answer = penstock("plan", profile, "--cluster", cluster, "--batch", 12, "--micro-batch", 5)
-    refused(answer, 2, "micro-batch size 5", "12", "[1, 2, 3, 4, 6, 12]")
-
-
-@pytest.mark.parametrize("batch", [0, -3])
-def test_a_batch_below_one_is_refused(
-    penstock: Penstock, profile: Path, cluster: Path, batch: int
-) -> None:
-    refused(penstock("plan", profile, "--cluster", cluster, "--batch", batch), 2, str(batch))
+    refused(penstock("plan", *problem, *options), 2, *told)
 
 
 def test_a_plan_for_more_devices_than_the_cluster_has_is_refused(
@@ -113,13 +68,13 @@ def test_a_plan_of_another_model_is_refused(
 
 
 def test_a_model_too_big_for_the_memory_ends_with_3_and_a_remedy(
-    penstock: Penstock, profile: Path, cluster: Path
+    penstock: Penstock, problem: list[str], cluster: Path
 ) -> None:
     cluster.write_text(cluster.read_text().replace("60000000.0", "3000000.0"))
     few = {"plan": ("--planner", "dapple"), "compare": ("--planners", "dapple,spp")}
     for command, planners in few.items():
-        asked = (command, profile, "--cluster", cluster, "--batch", 12, "--quiet", *planners)
-        refused(penstock(*asked), 3, "no plan fits", "on device", "use devices with")
+        answer = penstock(command, *problem, "--quiet", *planners)
+        refused(answer, 3, "no plan fits", "on device", "use devices with")
 
 
 @pytest.mark.parametrize(
@@ -127,22 +82,11 @@ def test_a_model_too_big_for_the_memory_ends_with_3_and_a_remedy(
     [("planner", "serch", "search"), ("schedule", "1F1B", "1f1b"), ("schedule", "gpip", "gpipe")],
 )
 def test_an_unknown_name_is_refused_with_the_nearest(
-    penstock: Penstock, profile: Path, cluster: Path, option: str, given: str, meant: str
+    penstock: Penstock, problem: list[str], option: str, given: str, meant: str
 ) -> None:
-    answer = penstock("plan", profile, "--cluster", cluster, "--batch", 12, f"--{option}", given)
+    answer = penstock("plan", *problem, f"--{option}", given)
     refused(answer, 2, f"{option} '{given}' is unknown", f"did you mean '{meant}'?")
-    answer = penstock(
-        "compare", profile, "--cluster", cluster, "--batch", 12, f"--{option}s", given
-    )
-    refused(answer, 2, f"did you mean '{meant}'?")
-
-
-def test_an_unknown_cluster_or_job_is_refused_with_what_there_is(
-    penstock: Penstock, profile: Path
-) -> None:
-    answer = penstock("plan", profile, "--cluster", "dapple-z", "--batch", 12)
-    refused(answer, 2, "dapple-z", "dapple-a")
-    refused(penstock("profile", "gpt-txt"), 2, "gpt-txt", "did you mean 'gpt-text'?")
+    refused(penstock("compare", *problem, f"--{option}s", given), 2, f"did you mean '{meant}'?")
 
 
 def test_a_pipedream_text_without_its_batch_is_refused(
@@ -166,15 +110,6 @@ def test_a_plan_without_profile_or_cluster_is_refused_with_the_option_to_give(
     refused(penstock("simulate", run_directory / "plan.json"), 2, "--profile")
 
 
-def test_a_place_that_cannot_be_written_is_refused(
-    penstock: Penstock, profile: Path, cluster: Path, tmp_path: Path
-) -> None:
-    answer = penstock(
-        "plan", profile, "--cluster", cluster, "--batch", 12, "-o", tmp_path / "no" / "plan.json"
-    )
-    refused(answer, 2, "cannot write", "name another place")
-
-
 @pytest.mark.parametrize(
     "arguments",
     [["plan"], ["plan", "x", "--bach", "3"], ["pln"], ["plan", "x", "--batch", "many"], ["--jso"]],
@@ -190,20 +125,6 @@ def test_a_damaged_prediction_is_refused_with_the_way_round_it(
 ) -> None:
     (run_directory / "plan.predicted.json").write_text('{"format": "else"}')
     refused(penstock("simulate", run_directory / "plan.json"), 2, "delete it", "--profile")
-
-
-@pytest.mark.parametrize(
-    ("batch", "told"),
-    [(720720000, "at most 10000000"), (10**20, "at most 10000000"), (1, None)],
-)
-def test_a_batch_that_no_cluster_takes_is_refused_at_once(
-    penstock: Penstock, profile: Path, cluster: Path, batch: int, told: str | None
-) -> None:
-    answer = penstock("plan", profile, "--cluster", cluster, "--batch", batch, "--planner", "gpipe")
-    if told:
-        refused(answer, 2, f"{batch} samples", told)
-    else:
-        assert answer.code in (0, 3)
 
 
 def test_a_plan_of_too_many_micro_batches_is_refused_at_once(

@@ -1,14 +1,11 @@
 """Profiles and clusters that cannot be: one line with place, value and remedy, and the code."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from commands.test_bad_input import refused
-
-Penstock = Callable[..., Any]
+from commands.refusals import Penstock, refused
 
 CLUSTER = """
 name = "pair"
@@ -93,10 +90,3 @@ def test_a_model_that_fits_no_plan_ends_with_3_and_what_would_do(penstock: Penst
         *("--planner", "dynamic-program"),
     )
     refused(answer, 3, "no plan fits", "use >= 12 devices", "use devices with 4.525 GB")
-
-
-def test_the_list_names_models_and_clusters(penstock: Penstock) -> None:
-    listed = json.loads(penstock("list", "--json").output)
-    assert set(listed) == {"jobs", "models", "clusters", "planners", "schedules"}
-    assert {"bert-48", "xlnet-36", "gnmt-16", "amoebanet-36", "vgg-19"} <= set(listed["models"])
-    assert {"dapple-a", "dapple-a-effective", "graph-8"} <= set(listed["clusters"])

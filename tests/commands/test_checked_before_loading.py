@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands.refusals import refused
 
 WITHOUT_TORCH = """
 import sys
@@ -60,6 +61,6 @@ def test_json_is_not_written_under_another_ending(
 ) -> None:
     problem = ["bert-48", "--cluster", "dapple-a", "--batch", "64", "--planners", "single-device"]
     answer = penstock("compare", *problem, "-o", tmp_path / "c.csv")
-    assert answer.code == 2 and "would hold JSON, whatever its ending says" in answer.errors
+    refused(answer, 2, "would hold JSON, whatever its ending says")
     assert not list(tmp_path.iterdir())
     assert penstock("compare", *problem, "-o", tmp_path / "c.json", "--quiet").code == 0

@@ -2,31 +2,16 @@ import json
 import re
 import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from commands.refusals import Penstock, refused
 
-from penstock.cluster.cluster import Cluster
-from penstock.cluster.toml_file import write_cluster
 from penstock.planners.search.search import PLANNERS
-from penstock.profile.json_file import write_profile
-from penstock.profile.model_profile import ModelProfile
 from penstock.schedule.registry import FAMILIES
 from penstock.text import seconds_text
 
-Penstock = Callable[..., Any]
-
 NAMES = {"planner", "schedule", "asked_schedule"}
-
-
-@pytest.fixture
-def problem(tmp_path: Path, small_profile: ModelProfile, small_cluster: Cluster) -> list[str]:
-    """The arguments that name a profile, a cluster and a batch."""
-    write_profile(small_profile, tmp_path / "profile.json")
-    write_cluster(small_cluster, tmp_path / "four.toml")
-    return [f"{tmp_path}/profile.json", "--cluster", f"{tmp_path}/four.toml", "--batch", "12"]
 
 
 def test_every_planner_has_a_row_the_best_first_and_search_is_never_behind(
@@ -152,8 +137,7 @@ def test_a_picture_of_another_format_is_refused_before_anything_is_planned(
     penstock: Penstock, problem: list[str]
 ) -> None:
     answer = penstock("compare", *problem, "--picture", "x.gif")
-    assert (answer.code, answer.output) == (2, "")
-    assert "must end in .svg, .pdf, .png or .html" in answer.errors
+    refused(answer, 2, "must end in .svg, .pdf, .png or .html")
 
 
 def test_without_matplotlib_one_line_says_what_to_install(
@@ -161,5 +145,4 @@ def test_without_matplotlib_one_line_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     answer = penstock("compare", *problem, "--picture", "x.png")
-    assert (answer.code, answer.output) == (2, "")
-    assert answer.errors.count("\n") == 1 and "pip install 'penstock[plot]'" in answer.errors
+    refused(answer, 2, "pip install 'penstock[plot]'")

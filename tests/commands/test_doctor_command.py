@@ -5,18 +5,16 @@ import os
 import shutil
 import socket
 from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from commands.refusals import Penstock
 
 from penstock.commands import doctor_command
 from penstock.commands.doctor_command import Finding
-
-Penstock = Callable[..., Any]
 
 
 def by_name(found: Iterator[Finding]) -> dict[str, Finding]:

@@ -1,11 +1,11 @@
 """``penstock init`` writes jobs that are read, and writes over nothing."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
+from commands.refusals import Penstock, refused
 
 from penstock.commands import init_command
 from penstock.errors import BadInput
@@ -13,8 +13,6 @@ from penstock.train import samples
 from penstock.train.job_file import find_job
 from penstock.train.profile_job import built_model
 from penstock.train.samples import TextData
-
-Penstock = Callable[..., Any]
 
 CONFIG = """{"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 8, "n_head": 2,
 "n_layer": 2, "vocab_size": 256, "max_position_embeddings": 24}"""
@@ -64,9 +62,7 @@ def test_what_it_writes_is_a_job(penstock: Penstock, folder: Path, given: tuple[
         assert batch["input_ids"].shape[1] == 24
         with pytest.raises(BadInput, match="windows of 25 tokens, and its model reads 24"):
             built_model(find_job(folder / place, ["text.length=25"]))
-    again = penstock("init", "-o", place)
-    assert again.code == 2
-    assert "is not written over" in again.errors
+    refused(penstock("init", "-o", place), 2, "is not written over")
     assert (folder / place).read_text() == text
 
 
@@ -84,10 +80,7 @@ def test_what_it_writes_is_a_job(penstock: Penstock, folder: Path, given: tuple[
 def test_what_it_cannot_use_is_refused_in_a_line(
     penstock: Penstock, folder: Path, given: tuple[str, ...], told: str
 ) -> None:
-    answer = penstock("init", *given)
-    assert answer.code == 2
-    assert told in answer.errors
-    assert len(answer.errors.splitlines()) == 1
+    refused(penstock("init", *given), 2, told)
     assert not (folder / "job.toml").exists()
 
 

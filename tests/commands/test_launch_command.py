@@ -1,17 +1,14 @@
 """`penstock launch`: what it prints is what it writes, and where the ranks run is said."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from commands.refusals import Penstock
 
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.cluster.toml_file import write_cluster
 from penstock.train import SEVERAL_GPUS
-
-Penstock = Callable[..., Any]
 
 FORMS = ("--torchrun", "--slurm")
 

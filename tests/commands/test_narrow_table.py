@@ -1,30 +1,21 @@
 """On a terminal of 80 columns every figure of a table is there, whole."""
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
+from commands.refusals import Penstock
 
-from penstock.cluster.cluster import Cluster
-from penstock.cluster.toml_file import write_cluster
-from penstock.profile.json_file import write_profile
 from penstock.profile.model_profile import ModelProfile
-
-Penstock = Callable[..., Any]
 
 NAME = "model.decoder.layers.{}.feed_forward.down_projection"
 
 
 @pytest.fixture
-def problem(tmp_path: Path, small_profile: ModelProfile, small_cluster: Cluster) -> list[str]:
-    """The arguments of a problem whose layers have long names."""
-    layers = [replace(one, name=NAME.format(k)) for k, one in enumerate(small_profile.layers)]
-    write_profile(replace(small_profile, layers=tuple(layers)), tmp_path / "profile.json")
-    write_cluster(small_cluster, tmp_path / "four.toml")
-    return [f"{tmp_path}/profile.json", "--cluster", f"{tmp_path}/four.toml", "--batch", "12"]
+def small_profile(small_profile: ModelProfile) -> ModelProfile:
+    """The same layers with long names."""
+    layers = (replace(one, name=NAME.format(k)) for k, one in enumerate(small_profile.layers))
+    return replace(small_profile, layers=tuple(layers))
 
 
 def cells(text: str) -> set[str]:

@@ -2,18 +2,13 @@ import os
 import pty
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from penstock.cluster.cluster import Cluster
-from penstock.cluster.toml_file import write_cluster
 from penstock.commands.progress import lines_at_times, planning_progress, step_words
 from penstock.commands.terminal import Terminal
 from penstock.plan.plan import Plan
 from penstock.planners.search.judge import SearchStep
-from penstock.profile.json_file import write_profile
-from penstock.profile.model_profile import ModelProfile
 
 
 def test_a_step_says_what_is_done_and_how_good_the_best_is(small_plan: Plan) -> None:
@@ -42,16 +37,12 @@ def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str], small_plan: Plan
 
 
 def test_on_a_terminal_one_line_is_overwritten_and_the_answer_stays_alone(
-    tmp_path: Path, small_profile: ModelProfile, small_cluster: Cluster
+    problem: list[str],
 ) -> None:
-    write_profile(small_profile, tmp_path / "profile.json")
-    write_cluster(small_cluster, tmp_path / "four.toml")
     master, slave = pty.openpty()
-    program = "from penstock.cli import main; main()"
-    command = [sys.executable, "-c", program, "plan", "profile.json", "--cluster", "four.toml"]
+    command = [sys.executable, "-c", "from penstock.cli import main; main()", "plan", *problem]
     done = subprocess.run(
-        [*command, "--batch", "12", "--planner", "single-device", "--json"],
-        cwd=tmp_path,
+        [*command, "--planner", "single-device", "--json"],
         stdout=subprocess.PIPE,
         stderr=slave,
         env=os.environ | {"TERM": "xterm"},

@@ -1,23 +1,14 @@
 """`penstock simulate` with something changed, and what it draws."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands.refusals import Penstock, refused
 
 from penstock.text import percent_text
 from penstock.timeline.json_file import read_timeline, timeline_from_json
-
-Penstock = Callable[..., Any]
-
-
-def refused(answer: Any, *told: str) -> None:
-    assert (answer.code, answer.output) == (2, "")
-    (line,) = answer.errors.splitlines()
-    assert line.startswith("penstock: error: ")
-    assert [words for words in told if words not in line] == []
 
 
 def test_the_answer_is_the_changed_plan_with_the_plan_as_it_is_beside_it(
@@ -151,7 +142,7 @@ def test_the_timeline_is_that_of_the_changed_plan(
 def test_a_change_that_cannot_be_is_refused_with_the_remedy(
     penstock: Penstock, run_directory: Path, options: list[str], told: list[str]
 ) -> None:
-    refused(penstock("simulate", run_directory / "plan.json", *options), *told)
+    refused(penstock("simulate", run_directory / "plan.json", *options), 2, *told)
 
 
 def test_a_schedule_for_more_stages_than_layers_is_refused(
@@ -165,4 +156,4 @@ def test_a_schedule_for_more_stages_than_layers_is_refused(
     cluster = run_directory / "cluster.toml"
     cluster.write_text(cluster.read_text().replace("count = 4", "count = 8"))
     answer = penstock("simulate", run_directory / "plan.json", "--schedule", "interleaved")
-    refused(answer, "'interleaved' holds 2 stages on each of 8 devices", "16 layers", "has 8")
+    refused(answer, 2, "'interleaved' holds 2 stages on each of 8 devices", "16 layers", "has 8")

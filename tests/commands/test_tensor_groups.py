@@ -1,10 +1,9 @@
 """Commands with plans whose devices are tensor groups."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from commands.refusals import Penstock, refused
 from planners.test_tensor_groups import host_of, large_block
 
 from penstock.cluster.toml_file import write_cluster
@@ -12,7 +11,6 @@ from penstock.plan.json_file import read_plan, write_plan
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.json_file import write_profile
 
-Penstock = Callable[..., Any]
 RANKS = [[0, 1], [2, 3], [4]]
 
 
@@ -57,8 +55,7 @@ def test_sizes_that_are_none_are_refused(
     penstock: Penstock, planning: list[object], sizes: str
 ) -> None:
     answer = penstock(*planning, f"--tensor-parallel={sizes}")
-    assert answer.code == 2
-    assert f"tensor groups '{sizes}' must be numbers of ranks from 1 to 64" in answer.errors
+    refused(answer, 2, f"tensor groups '{sizes}' must be numbers of ranks from 1 to 64")
 
 
 def test_a_profile_that_does_not_say_what_is_divided_is_refused(
@@ -69,8 +66,7 @@ def test_a_profile_that_does_not_say_what_is_divided_is_refused(
         *("plan", "vgg-16", "--cluster", tmp_path / "cluster.toml", "--batch", 4),
         *("--tensor-parallel", "2"),
     )
-    assert answer.code == 2
-    assert "profile 'vgg-16' does not say what a tensor group divides; add it" in answer.errors
+    refused(answer, 2, "profile 'vgg-16' does not say what a tensor group divides; add it")
 
 
 def test_rehearsing_refuses_groups(
@@ -80,5 +76,4 @@ def test_rehearsing_refuses_groups(
     place = tmp_path / "groups.json"
     write_plan(Plan(stages, 2, 2, "1f1b", tensor_groups=((0, 1), (2,))), place)
     files = ["--profile", planning[1], "--cluster", planning[3]]
-    rehearsed = penstock("rehearse", place, *files)
-    assert (rehearsed.code, "the plan has tensor groups" in rehearsed.errors) == (2, True)
+    refused(penstock("rehearse", place, *files), 2, "the plan has tensor groups")

@@ -1,12 +1,11 @@
 """``penstock rehearse`` as people use it: a result, a page, mistakes that end in one line."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from commands.refusals import Penstock, refused
 from rehearse.rehearsal_cases import layered, straight, two_hosts
 
 from penstock.advice.plan_files import prediction_path
@@ -16,8 +15,6 @@ from penstock.plan.json_file import write_plan
 from penstock.profile.json_file import write_profile
 from penstock.profile.model_profile import ModelProfile
 from penstock.simulate.simulation import simulate_plan
-
-Penstock = Callable[..., Any]
 
 PROFILE = layered(8)
 QUICK = ("--time-scale", 3, "--iterations", 2)
@@ -76,16 +73,11 @@ def test_a_profile_that_lied_when_the_plan_was_made_is_found_out(
 def test_bad_input_ends_in_a_line(
     penstock: Penstock, plan: Path, options: tuple[str, ...], words: str
 ) -> None:
-    found = penstock("rehearse", plan, *QUICK, *options)
-    assert found.code == 2
-    assert words in found.errors
-    assert len(found.errors.splitlines()) == 1
+    refused(penstock("rehearse", plan, *QUICK, *options), 2, words)
 
 
 def test_a_plan_for_more_ranks_than_memory_holds_is_refused(
     penstock: Penstock, plan: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.rehearse.emulation.RANK_BYTES", 1 << 50)
-    found = penstock("rehearse", plan, *QUICK)
-    assert found.code == 2
-    assert "4 ranks need about" in found.errors
+    refused(penstock("rehearse", plan, *QUICK), 2, "4 ranks need about")

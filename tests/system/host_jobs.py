@@ -1,11 +1,17 @@
 """Jobs for several hosts: models in float64, whose losses the hosts must not change."""
 
-from collections.abc import Iterator
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 from torch import nn
 
+PENSTOCK = str(Path(sys.executable).with_name("penstock"))
+LIMIT_S = 500.0
 BATCH_SIZE, LENGTH, VOCABULARY = 16, 12, 64
 LEARNING_RATE = 0.05
 
@@ -141,3 +147,39 @@ def plain_losses(name: str, steps: int) -> list[float]:
         optimizer.step()
         losses.append(loss.item())
     return losses
+
+
+def of_ranks(**more: str) -> dict[str, str]:
+    """The environment of a rank, which finds the tests' jobs."""
+    here = str(Path(__file__).parent)
+    paths = [here, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths), **more}
+
+
+def ended(started: Sequence["subprocess.Popen[str]"]) -> list[tuple[int, str]]:
+    """Exit code and standard error of each process; none is left."""
+    try:
+        said = [process.communicate(timeout=LIMIT_S)[1] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    return [(process.returncode, text) for process, text in zip(started, said, strict=True)]
+
+
+def started_ranks(*commands: Sequence[object], **more: str) -> list[tuple[int, str]]:
+    """Exit code and errors of ranks, each with its command of penstock, as torchrun starts them."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    size = str(len(commands))
+    world = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, **place, **more}
+    return ended(
+        [
+            subprocess.Popen(
+                [PENSTOCK, *map(str, command)],
+                env=of_ranks(RANK=str(rank), LOCAL_RANK=str(rank), **world),
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank, command in enumerate(commands)
+        ]
+    )

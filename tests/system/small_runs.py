@@ -2,9 +2,12 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file
 from training_jobs import job_file
 
 from penstock.plan.json_file import write_plan
@@ -25,9 +28,13 @@ def train(
     resume: bool = False,
     shown: bool = False,
     request: dict[str, Any] | None = None,
+    changes: Sequence[str] = (),
     **settings: Any,
 ) -> TrainResult:
-    """Train the job in ``folder`` by a plan, or by one that is made; with the costs of a run."""
+    """Train the job in ``folder`` by a plan, or by one that is made; with the costs of a run.
+
+    ``changes`` are as ``--set`` takes them.
+    """
     folder.mkdir(exist_ok=True)
     directory = folder / out
     if costs is not None and not resume:
@@ -40,7 +47,7 @@ def train(
     asked = TrainRequest(
         workers=workers, plan=given, out=directory, resume=resume, shown=shown, **(request or {})
     )
-    return train_job(find_job(job_file(folder, **settings)), asked)
+    return train_job(find_job(job_file(folder, **settings), changes), asked)
 
 
 def rows_of(run: Path) -> list[dict[str, Any]]:
@@ -51,3 +58,9 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
 def losses(run: Path) -> dict[int, float]:
     """The training loss of each step."""
     return {row["step"]: row["loss"] for row in rows_of(run) if "loss" in row}
+
+
+def weights_in(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a folder of safetensors."""
+    files = [load_file(path) for path in folder.glob("*.safetensors")]
+    return {name: tensor for file in files for name, tensor in file.items()}

@@ -4,11 +4,11 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from host_jobs import PENSTOCK, started_ranks
 from small_runs import TWO_STAGES, rows_of, train
 from training_jobs import job_file
 
@@ -18,7 +18,6 @@ from penstock.plan.plan import Plan, Stage
 
 pytestmark = pytest.mark.timeout(180)
 
-PENSTOCK = str(Path(sys.executable).with_name("penstock"))
 WHY = "job 'small': building the model raised ValueError in "
 
 
@@ -51,22 +50,11 @@ def test_a_rank_that_fails_while_all_measure_is_the_cause(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_a_rank_that_torchrun_has_started_says_alone_why_it_fails(tmp_path: Path) -> None:
     job = job_file(tmp_path, model="build_but_on_rank_one")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    started = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    ranks = [
-        subprocess.Popen(
-            [PENSTOCK, "train", str(job), "-o", str(tmp_path / "run")],
-            env={**os.environ, "OMP_NUM_THREADS": "1", **started, "RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    said = [rank.communicate(timeout=150)[1] for rank in ranks]
-    assert "error" not in said[0]
-    assert f"penstock: error: rank 1 on host '{socket.gethostname()}': {WHY}" in said[1]
-    assert (ranks[0].returncode, ranks[1].returncode) == (4, 2)
+    command = ("train", job, "-o", tmp_path / "run")
+    (first, silent), (second, said) = started_ranks(command, command)
+    assert "error" not in silent
+    assert f"penstock: error: rank 1 on host '{socket.gethostname()}': {WHY}" in said
+    assert (first, second) == (4, 2)
 
 
 def test_sigterm_ends_a_run_at_once_that_has_not_trained(tmp_path: Path) -> None:

@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 import torch
+from host_jobs import PENSTOCK
 from small_runs import TWO_STAGES, losses, rows_of, train
 from training_jobs import job_file
 
 from penstock.cluster.cluster import Device
 from penstock.cluster.toml_file import read_cluster, write_cluster
-from penstock.errors import BadInput, Infeasible, LossNotFinite, Stalled
+from penstock.errors import BadInput, Infeasible, LossNotFinite, Stalled, WorkerLost
 from penstock.machine import usable_cores
 from penstock.plan.json_file import read_plan, write_plan
 from penstock.plan.plan import Plan, Stage
@@ -36,25 +37,6 @@ from penstock.train.train import TrainRequest, train_job
 pytestmark = pytest.mark.timeout(180)
 
 REPLICAS = Plan((Stage(range(0, 3), (0, 1), (3, 1)), Stage(range(3, 4), (2,), (4,))), 4, 4, "gpipe")
-
-SCRIPT = """
-import sys
-from pathlib import Path
-from typing import Any
-from penstock.errors import PenstockError
-from penstock.train.job_file import find_job
-from penstock.train.train import TrainRequest, train_job
-
-if __name__ == "__main__":
-    job, plan, out = map(Path, sys.argv[1:])
-    try:
-        train_job(find_job(job), TrainRequest(workers=3, plan=plan, out=out))
-    except PenstockError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -147,20 +129,19 @@ def test_a_batch_of_another_shape_is_refused_by_every_worker(tmp_path: Path, cos
         train(tmp_path, TWO_STAGES, costs, data="wider_after_three")
 
 
-def test_a_plan_for_more_devices_than_workers_says_how_many(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"uses device 2, but there are 2 workers .*start 3"):
-        train(tmp_path, REPLICAS, workers=2)
-
-
-def test_a_plan_for_another_batch_says_which(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"batches of 16 samples .* has batches of 24"):
-        train(tmp_path, TWO_STAGES, batch_size=24)
-
-
-def test_a_plan_of_another_model_is_refused(tmp_path: Path, costs: Path) -> None:
-    plan = Plan((Stage(range(0, 9), (1,), (4,)),), 4, 4, "gpipe")
-    with pytest.raises(BadInput, match=r"9 layers, but .* has 4"):
-        train(tmp_path, plan, costs)
+@pytest.mark.parametrize(
+    ("plan", "settings", "message"),
+    [
+        (REPLICAS, {}, r"uses device 2, but there are 2 workers .*start 3"),
+        (TWO_STAGES, {"batch_size": 24}, r"batches of 16 samples .* has batches of 24"),
+        (Plan((Stage(range(9), (1,), (4,)),), 4, 4, "gpipe"), {}, r"9 layers, but .* has 4"),
+    ],
+)
+def test_a_plan_for_something_else_says_for_what(
+    tmp_path: Path, costs: Path, plan: Plan, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(BadInput, match=message):
+        train(tmp_path, plan, costs, **settings)
 
 
 def test_a_missing_plan_is_named(tmp_path: Path) -> None:
@@ -222,7 +203,12 @@ def test_a_plan_for_fewer_workers_is_refused_unless_it_passes_over_one(
 
 @pytest.mark.parametrize(
     ("failure", "is_told"),
-    [(KeyboardInterrupt(), True), (SystemExit(143), True), (BadInput("no"), False)],
+    [
+        (KeyboardInterrupt(), True),
+        (SystemExit(143), True),
+        (WorkerLost("killed"), True),
+        (BadInput("no"), False),
+    ],
 )
 def test_a_run_that_ends_before_its_first_checkpoint_names_resume_where_that_works(
     tmp_path: Path, failure: BaseException, is_told: bool
@@ -237,18 +223,28 @@ def test_a_run_that_ends_before_its_first_checkpoint_names_resume_where_that_wor
     assert said == [told] * is_told
 
 
+def test_a_run_that_goes_on_by_itself_names_no_remedy(tmp_path: Path) -> None:
+    said: list[str] = []
+    with (
+        pytest.raises(WorkerLost),
+        last_checkpoint_said(RunDirectory(tmp_path), said.append, goes_on=True),
+    ):
+        raise WorkerLost("killed")
+    assert said == []
+
+
 @pytest.fixture
 def endless_run(tmp_path: Path, costs: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """A training of three workers, in a process of its own, that has written a checkpoint."""
-    script, plan, run = tmp_path / "script.py", tmp_path / "plan.json", tmp_path / "run"
-    script.write_text(SCRIPT)
+    plan, run = tmp_path / "plan.json", tmp_path / "run"
     write_plan(REPLICAS, plan)
     run.mkdir()
     for name in ("profile.json", "cluster.toml"):
         shutil.copy(costs / name, run)
     job = job_file(tmp_path, steps=1_000_000, checkpoint_every=20, evaluate_every=0)
+    command = [PENSTOCK, "train", job, "--workers", "3", "--plan", plan, "-o", run]
     with (tmp_path / "stderr").open("wb") as stderr:
-        process = subprocess.Popen([sys.executable, script, job, plan, run], stderr=stderr)
+        process = subprocess.Popen(command, stderr=stderr)
     try:
         wait_until(lambda: any((run / "checkpoints").glob("step-*")), 90)
         yield process, run
@@ -317,7 +313,7 @@ def test_a_killed_worker_ends_the_run_with_one_message(
     os.kill(workers[victim], signal.SIGKILL)
     assert ends_within(process, everyone, 15) == 4
     message = (run.parent / "stderr").read_text()
-    errors = [line for line in message.splitlines() if line.startswith("error:")]
+    errors = [line for line in message.splitlines() if line.startswith("penstock: error:")]
     assert len(errors) == 1
     assert "was killed by SIGKILL" in errors[0]
     assert "Traceback" not in message

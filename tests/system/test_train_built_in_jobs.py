@@ -1,11 +1,11 @@
 """The built-in jobs as users run them."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from small_runs import losses, rows_of
 from torch.nn import functional
 
 from penstock.capture.capture import capture_model
@@ -19,10 +19,9 @@ from penstock.train.train import TrainRequest, train_job
 def test_the_default_job_starts_to_learn_on_four_workers(tmp_path: Path) -> None:
     job = replace(find_job("gpt-text"), steps=6, evaluate_every=0, checkpoint_every=0)
     result = train_job(job, TrainRequest(workers=4, out=tmp_path / "run", shown=False))
-    rows = map(json.loads, (result.run_directory / "metrics.jsonl").read_text().splitlines())
-    losses = [row["loss"] for row in rows]
-    assert losses[0] == pytest.approx(5.55, abs=0.15)
-    assert losses[-1] < 5.2
+    found = losses(result.run_directory)
+    assert found[1] == pytest.approx(5.55, abs=0.15)
+    assert found[6] < 5.2
     plan = read_plan(result.plan)
     assert plan.schedule == "1f1b"
     assert sorted(stage.devices for stage in plan.stages) == [(0,), (1,), (2,), (3,)]
@@ -35,9 +34,9 @@ def test_the_default_job_learns_as_promised(tmp_path: Path) -> None:
     """Its seconds are compared with predicted ones by `benchmarks/prediction`."""
     job = find_job("gpt-text")
     result = train_job(job, TrainRequest(workers=4, out=tmp_path / "run", shown=False))
-    rows = list(map(json.loads, (result.run_directory / "metrics.jsonl").read_text().splitlines()))
-    last = [row["loss"] for row in rows if "loss" in row][-20:]
+    last = list(losses(result.run_directory).values())[-20:]
     assert sum(last) / len(last) < 2.6
+    rows = rows_of(result.run_directory)
     assert [row["evaluation_loss"] for row in rows if "evaluation_loss" in row][-1] < 2.6
 
 

@@ -3,13 +3,9 @@
 from pathlib import Path
 
 import pytest
-from small_runs import TWO_STAGES, rows_of
-from training_jobs import job_file
+from small_runs import rows_of, train
 
-from penstock.plan.json_file import write_plan
 from penstock.runtime.checkpoints.checkpoint import complete_in
-from penstock.train.job_file import find_job
-from penstock.train.train import TrainRequest, train_job
 
 
 @pytest.mark.timeout(280)
@@ -17,12 +13,9 @@ def test_metrics_are_recorded_and_a_callback_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    job = job_file(tmp_path, callbacks='["training_jobs:log_and_stop"]', steps=20)
-    job.write_text(job.read_text() + '\n[metrics]\nclose = "training_jobs:closeness"\n')
-    plan = tmp_path / "plan.json"
-    write_plan(TWO_STAGES, plan)
-    request = TrainRequest(workers=2, plan=plan, out=tmp_path / "run", shown=False)
-    result = train_job(find_job(job), request)
+    close = '{ close = "training_jobs:closeness" }'
+    stop = '["training_jobs:log_and_stop"]'
+    result = train(tmp_path, callbacks=stop, metrics=close, steps=20)
     assert result.steps == 5
     rows = rows_of(result.run_directory)
     steps = [row for row in rows if "loss" in row]
@@ -39,11 +32,8 @@ def test_metrics_are_recorded_and_a_callback_ends_the_run(
 
 @pytest.mark.timeout(280)
 def test_a_run_that_gets_no_better_ends_and_keeps_its_best_checkpoint(tmp_path: Path) -> None:
-    file = job_file(tmp_path, evaluate_every=1, stop_early=2, keep_best="true", steps=20)
-    still = find_job(file, ["optimizer.learning_rate=0.0"])
-    write_plan(TWO_STAGES, tmp_path / "plan.json")
-    request = TrainRequest(workers=2, plan=tmp_path / "plan.json", out=tmp_path / "run")
-    result = train_job(still, request)
+    settings = {"evaluate_every": 1, "stop_early": 2, "keep_best": "true", "steps": 20}
+    result = train(tmp_path, changes=["optimizer.learning_rate=0.0"], **settings)
     assert result.steps == 4
     (best,) = complete_in(result.run_directory / "best")
     assert best.name == "step-00000001"

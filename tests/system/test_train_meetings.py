@@ -5,16 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from small_runs import train, weights_in
 from torch import nn
 from training_jobs import job_file
 
 from penstock.errors import BadInput
-from penstock.plan.json_file import write_plan
 from penstock.plan.plan import Plan, Stage
 from penstock.train.job_file import find_job
 from penstock.train.optimizers import optimizer_factory
-from penstock.train.train import TrainRequest, train_job
 
 pytestmark = pytest.mark.timeout(280)
 
@@ -25,15 +23,11 @@ ROWS = [[row for row in range(16) if row // 2 % 2 == pipeline] for pipeline in (
 
 def test_the_final_weights_are_those_of_a_plain_loop_after_a_last_meeting(tmp_path: Path) -> None:
     settings = {"meet_every": 4, "outer_momentum": 0.5, "clip_norm": 0.0, "steps": 6}
-    job = find_job(job_file(tmp_path, save_weights='"weights"', **settings))
+    pair = Plan((Stage(range(LAYERS), (0, 1), (2, 2)),), 4, 4, "1f1b")
+    train(tmp_path, pair, save_weights='"weights"', **settings)
+    job = find_job(tmp_path / "small.toml")
     torch.manual_seed(job.seed)
     model = job.model()
-    pair = Plan((Stage(range(LAYERS), (0, 1), (2, 2)),), 4, 4, "1f1b")
-    write_plan(pair, tmp_path / "plan.json")
-    train_job(
-        job,
-        TrainRequest(workers=2, plan=tmp_path / "plan.json", out=tmp_path / "run", shown=False),
-    )
     models = [copy.deepcopy(model) for _ in ROWS]
     optimizers = [optimizer_factory(job.optimizer)(m.named_parameters()) for m in models]
     outer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5, nesterov=True)
@@ -53,20 +47,15 @@ def test_the_final_weights_are_those_of_a_plain_loop_after_a_last_meeting(tmp_pa
                 outer.step()
                 for one in models:
                     one.load_state_dict(model.state_dict())
-    weights: dict[str, torch.Tensor] = {}
-    for file in (tmp_path / "weights").glob("*.safetensors"):
-        weights |= load_file(file)
+    weights = weights_in(tmp_path / "weights")
     for name, weight in model.named_parameters():
         assert torch.allclose(weights[name], weight, rtol=1e-4, atol=1e-6), name
 
 
 def test_a_plan_of_one_pipeline_is_refused_before_workers_start(tmp_path: Path) -> None:
-    job = find_job(job_file(tmp_path, meet_every=4))
     one = Plan((Stage(range(LAYERS), (1,), (4,)),), 4, 4, "1f1b")
-    write_plan(one, tmp_path / "plan.json")
-    request = TrainRequest(workers=2, plan=tmp_path / "plan.json", out=tmp_path / "run")
     with pytest.raises(BadInput, match="the plan is one pipeline, which has no other to meet"):
-        train_job(job, request)
+        train(tmp_path, one, meet_every=4)
 
 
 def test_an_outer_step_without_meetings_is_refused(tmp_path: Path) -> None:

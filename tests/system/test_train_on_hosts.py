@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from host_jobs import job_of, plain_losses
+from host_jobs import LIMIT_S, PENSTOCK, ended, job_of, of_ranks, plain_losses, started_ranks
 from namespaces import host_networks, needs_namespaces
 
 from penstock.cluster.cluster import Cluster, Device, Host
@@ -28,25 +27,6 @@ pytestmark = pytest.mark.timeout(600)
 GIGABIT = 125e6
 # The loss is computed in float32 by the models, and micro-batches are summed in another order.
 RELATIVE_TOLERANCE = 2e-6
-PENSTOCK = str(Path(sys.executable).with_name("penstock"))
-LIMIT_S = 500.0
-
-
-def of_ranks(**more: str) -> dict[str, str]:
-    """The environment of a rank, which finds the tests' jobs."""
-    here = str(Path(__file__).parent)
-    paths = [here, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths), **more}
-
-
-def ended(started: Sequence["subprocess.Popen[str]"]) -> list[tuple[int, str]]:
-    """Exit code and standard error of each process; none is left."""
-    try:
-        said = [process.communicate(timeout=LIMIT_S)[1] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    return [(process.returncode, text) for process, text in zip(started, said, strict=True)]
 
 
 def on_hosts(hosts: int, ranks: int, command: Sequence[str]) -> list[tuple[int, str]]:
@@ -174,54 +154,17 @@ def test_a_launch_resumes_its_own_run_and_no_other(
 @pytest.mark.slow
 def test_a_run_goes_on_when_members_have_changed(tmp_path: Path) -> None:
     run = tmp_path / "run"
+    again = {"TORCHELASTIC_RUN_ID": "mine", "TORCHELASTIC_RESTART_COUNT": "0"}
     for ranks, steps in ((2, 3), (3, 5)):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = str(free.getsockname()[1])
-        size = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
-        again = {"TORCHELASTIC_RUN_ID": "mine", "TORCHELASTIC_RESTART_COUNT": "0"}
-        found = ended(
-            [
-                subprocess.Popen(
-                    [PENSTOCK, "train", str(job_of("line", tmp_path, steps)), "-o", str(run)],
-                    env=of_ranks(
-                        RANK=str(rank),
-                        LOCAL_RANK=str(rank),
-                        MASTER_ADDR="127.0.0.1",
-                        MASTER_PORT=port,
-                        **size,
-                        **again,
-                    ),
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-                for rank in range(ranks)
-            ]
-        )
+        command = ("train", job_of("line", tmp_path, steps), "-o", run)
+        found = started_ranks(*[command] * ranks, **again)
         assert [code for code, _ in found] == [0] * ranks, found
     assert losses(run) == pytest.approx(plain_losses("line", 5), rel=RELATIVE_TOLERANCE)
 
 
 def test_ranks_with_another_job_end_with_one_message(tmp_path: Path) -> None:
-    job = job_of("line", tmp_path, steps=5)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    started = [
-        subprocess.Popen(
-            [PENSTOCK, "train", str(job), "--steps", steps, "-o", str(tmp_path / "run")],
-            env=of_ranks(
-                RANK=str(rank),
-                LOCAL_RANK=str(rank),
-                WORLD_SIZE="2",
-                LOCAL_WORLD_SIZE="2",
-                MASTER_ADDR="127.0.0.1",
-                MASTER_PORT=port,
-            ),
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank, steps in enumerate(("5", "7"))
-    ]
-    (first, said), (second, silent) = ended(started)
+    command = ("train", job_of("line", tmp_path, steps=5), "-o", tmp_path / "run", "--steps")
+    (first, said), (second, silent) = started_ranks((*command, 5), (*command, 7))
     assert (first, second) == (2, 2)
     assert "rank 1 on host" in said
     assert "7 steps of 16 samples, but rank 0 on host" in said

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from small_runs import losses, train
+from small_runs import losses, train, weights_in
 from training_jobs import build, job_file
 
 from penstock.errors import BadInput
@@ -30,10 +30,10 @@ def weights(tmp_path: Path) -> Path:
     return tmp_path / "weights"
 
 
-def from_weights(folder: Path, model: str, out: str) -> TrainResult:
+def from_weights(folder: Path, model: str, out: str, **more: Any) -> TrainResult:
     """Train the small job from its weights, and save them to ``<out>-weights``."""
     saved = f'"{out}-weights"'
-    return train(folder, out=out, model=model, weights='"weights"', save_weights=saved)
+    return train(folder, out=out, model=model, weights='"weights"', save_weights=saved, **more)
 
 
 def test_a_model_on_meta_trains_like_one_with_values(tmp_path: Path, weights: Path) -> None:
@@ -42,9 +42,8 @@ def test_a_model_on_meta_trains_like_one_with_values(tmp_path: Path, weights: Pa
     meta, real = (losses(run.run_directory) for run in runs)
     assert len(meta) == 6
     assert meta == real
-    files = [load_file(f) for f in sorted((tmp_path / "meta-weights").glob("*.safetensors"))]
-    assert len(files) == 2
-    saved = {name: tensor for file in files for name, tensor in file.items()}
+    assert len(list((tmp_path / "meta-weights").glob("*.safetensors"))) == 2
+    saved = weights_in(tmp_path / "meta-weights")
     first = load_file(weights / "model.safetensors")
     assert saved.keys() == first.keys()
     assert not any(torch.equal(saved[name], first[name]) for name in first)
@@ -91,8 +90,8 @@ def test_a_job_in_half_precision_on_meta_takes_every_command(
         answer = penstock(*command, "--json")
         assert answer.code == 0, answer.errors
     assert json.loads(answer.output)["weights"] == "weights"
-    saved = [load_file(path) for path in (tmp_path / "weights").glob("*.safetensors")]
-    assert {tensor.dtype for file in saved for tensor in file.values()} == {torch.bfloat16}
+    saved = weights_in(tmp_path / "weights")
+    assert {tensor.dtype for tensor in saved.values()} == {torch.bfloat16}
 
 
 def test_weights_of_another_model_are_refused_before_anything_is_measured(

@@ -165,38 +165,27 @@ def test_ranks_that_torchrun_has_started_measure_groups_and_train_by_the_jobs_fu
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("plan", "settings", "message"),
     [
-        ({"tensor_parallel": 4}, "has groups of [4] ranks, but there are 3 workers; start at"),
-        ({"tensor_parallel": [2, 65]}, "tensor_parallel.ranks[1] is 65; it must be <= 64"),
+        (None, {"tensor_parallel": 4}, "has groups of [4] ranks, but there are 3 workers; start"),
+        (None, {"tensor_parallel": [2, 65]}, "tensor_parallel.ranks[1] is 65; it must be <= 64"),
         (
+            None,
             {"tensor_parallel": 2, "compile": "true"},
             "compile = true does not work with tensor_parallel.ranks = [2]",
         ),
-        ({"tensor_parallel": "{ rank = 2 }"}, "tensor_parallel: unknown key 'rank'; did you mean"),
-        ({"tensor_parallel": '{ layers = { "0" = "both" } }'}, "tensor_parallel.layers.0"),
+        (None, {"tensor_parallel": "{ rank = 2 }"}, "tensor_parallel: unknown key 'rank'; did you"),
+        (None, {"tensor_parallel": '{ layers = { "0" = "both" } }'}, "tensor_parallel.layers.0"),
         (
+            None,
             {"tensor_parallel": f'{{ layers = {LAYERS}, function = "training_jobs:parallelize" }}'},
             "tensor_parallel has both layers and function; leave one of them out",
         ),
         (
+            None,
             {"tensor_parallel": '{ function = "training_jobs:build" }'},
             "it takes (), but is called as tensor_parallel(model, mesh): too many",
         ),
-    ],
-)
-def test_what_does_not_work_is_refused_before_anything_starts(
-    tmp_path: Path, settings: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(BadInput) as refusal:
-        train(tmp_path, None, workers=3, **settings)
-    assert message in str(refusal.value)
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("plan", "settings", "message"),
-    [
         (
             GROUP_FIRST,
             {"constraints": '{ sharding = "optimizer" }'},
@@ -210,8 +199,8 @@ def test_what_does_not_work_is_refused_before_anything_starts(
         ),
     ],
 )
-def test_plans_with_groups_that_a_job_cannot_follow_are_refused(
-    tmp_path: Path, plan: Plan, settings: dict[str, Any], message: str
+def test_what_does_not_work_is_refused_before_anything_starts(
+    tmp_path: Path, plan: Plan | None, settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(BadInput) as refusal:
         train(tmp_path, plan, workers=3, **settings)

@@ -3,17 +3,12 @@
 Neither library is installed where this runs: modules with their signatures stand in for them.
 """
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from small_runs import TWO_STAGES, rows_of
-from training_jobs import job_file
+from small_runs import rows_of, train
 
 from penstock.errors import BadInput
-from penstock.plan.json_file import write_plan
-from penstock.train.job_file import find_job
-from penstock.train.train import TrainRequest, train_job
 
 STAND_INS = Path(__file__).parents[1] / "runtime" / "trackers" / "stand_ins"
 
@@ -27,12 +22,9 @@ def test_a_resumed_run_goes_on_in_its_trackers_and_without_one_that_fails(
     monkeypatch.setenv("TOLD", str(told / "metrics.jsonl"))
     for name in ("WANDB_PROJECT", "MLFLOW_EXPERIMENT_NAME"):
         monkeypatch.delenv(name, raising=False)
-    job = find_job(job_file(tmp_path, trackers='["wandb", "mlflow"]', steps=4))
-    write_plan(TWO_STAGES, tmp_path / "plan.json")
-    run, plan = tmp_path / "run", tmp_path / "plan.json"
-    train_job(job, TrainRequest(workers=2, plan=plan, out=run, shown=False))
-    again = TrainRequest(workers=2, plan=plan, out=run, resume=True, shown=False)
-    train_job(replace(job, steps=6), again)
+    run, both = tmp_path / "run", '["wandb", "mlflow"]'
+    train(tmp_path, trackers=both, steps=4)
+    train(tmp_path, trackers=both, steps=6, resume=True)
     calls = rows_of(told)
     starts = [call for call in calls if call["call"] == "init"]
     assert {call["project"] for call in starts} == {"small"}
@@ -53,7 +45,7 @@ def test_a_resumed_run_goes_on_in_its_trackers_and_without_one_that_fails(
         found = [(step, row[key]) for step, row in shown if key in row]
         assert sorted(found) == sorted(2 * list(values.items()))
     monkeypatch.setenv("TROUBLE", "init")
-    assert train_job(replace(job, steps=8), again).steps == 8
+    assert train(tmp_path, trackers=both, steps=8, resume=True).steps == 8
     assert rows_of(told) == calls
 
 
@@ -61,9 +53,8 @@ def test_a_package_that_is_missing_is_named_before_a_worker_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.runtime.trackers.find_spec", lambda name: None)
-    job = find_job(job_file(tmp_path, trackers='["wandb"]'))
     with pytest.raises(BadInput) as refused:
-        train_job(job, TrainRequest(workers=2, out=tmp_path / "run", shown=False))
+        train(tmp_path, trackers='["wandb"]')
     assert str(refused.value) == (
         "job 'small' names tracker 'wandb', and the package wandb is not installed; install it "
         "or leave the tracker out"

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from small_runs import losses
+from small_runs import losses, weights_in
 from training_jobs import job_file
 from trial_cases import try_in_turn
 
 from penstock.errors import BadInput
-from penstock.plan.plan import plan_words
+from penstock.plan.plan import Plan, plan_words
 from penstock.plan.problem import PlanningProblem
 from penstock.runtime.processes.launch import launch_workers
 from penstock.train.job import Job
@@ -38,14 +37,6 @@ def heavy_problem(job: Job) -> PlanningProblem:
         for layer in problem.profile.layers
     )
     return replace(problem, profile=replace(problem.profile, layers=layers))
-
-
-def weights(directory: Path) -> dict[str, torch.Tensor]:
-    return {
-        name: tensor
-        for path in directory.glob("*.safetensors")
-        for name, tensor in load_file(path).items()
-    }
 
 
 def test_a_run_after_trials_is_as_if_nothing_had_been_tried(
@@ -74,7 +65,7 @@ def test_a_run_after_trials_is_as_if_nothing_had_been_tried(
 
     assert len(losses(run.path)) == 5
     assert losses(run.path) == losses(plain.run_directory)
-    ours, others = map(weights, (tmp_path / "weights", tmp_path / "plain_weights"))
+    ours, others = map(weights_in, (tmp_path / "weights", tmp_path / "plain_weights"))
     assert ours and ours.keys() == others.keys()
     assert all(torch.equal(ours[name], others[name]) for name in ours)
     assert events == Path("events.txt").read_text()
@@ -93,22 +84,22 @@ def test_a_run_after_trials_is_as_if_nothing_had_been_tried(
     assert "Plans that were tried" in page and slow.plan in page
 
 
+def tried(job: Job, tries: int) -> list[Plan]:
+    return plans_to_try(job, TrainRequest(workers=2, tries=tries), heavy_problem(job))
+
+
 def test_plans_to_try_differ_in_words_and_the_first_is_the_planner_s(tmp_path: Path) -> None:
     job = find_job(job_file(tmp_path, micro_batch_sizes=[2, 4]))
-    problem = heavy_problem(job)
-    every = plans_to_try(job, TrainRequest(workers=2, tries=9), problem)
-    first = plans_to_try(job, TrainRequest(workers=2, tries=1), problem)
+    every = tried(job, 9)
     words = [plan_words(plan) for plan in every]
     assert 2 <= len(words) == len(set(words)) <= 9
-    assert first == every[:1]
+    assert tried(job, 1) == every[:1]
 
 
 def test_plans_to_try_have_allowed_schedules(tmp_path: Path) -> None:
-    asked = '{ schedule = "2bw,pipedream" }'
-    job = find_job(job_file(tmp_path, micro_batch_sizes=[2, 4], constraints=asked))
-    problem = heavy_problem(job)
-    request = TrainRequest(workers=2, tries=9)
-    plans = plans_to_try(job, request, problem)
+    allowed = '{ schedule = "2bw,pipedream" }'
+    job = find_job(job_file(tmp_path, micro_batch_sizes=[2, 4], constraints=allowed))
+    plans = tried(job, 9)
     assert len(plans) > 1 and {plan.schedule for plan in plans} <= {"2bw", "pipedream"}
 
 

@@ -40,7 +40,11 @@ def test_a_new_run_says_in_every_record_that_its_first_step_is_right(tmp_path: P
 
 
 def test_a_wrong_run_ends_before_it_trains(penstock: Callable[..., Any], tmp_path: Path) -> None:
-    job, plan, out = wrong_job(tmp_path), tmp_path / "plan.json", tmp_path / "refused"
+    job, plan, out = (
+        job_file(tmp_path, model="build_forked", steps=2),
+        tmp_path / "plan.json",
+        tmp_path / "refused",
+    )
     write_plan(TWO_STAGES, plan)
     refused = penstock("train", job, "--workers", 2, "--plan", plan, "--out", out)
     assert refused.code == 4
@@ -52,15 +56,8 @@ def test_a_wrong_run_ends_before_it_trains(penstock: Callable[..., Any], tmp_pat
 
 @pytest.mark.slow
 def test_no_step_is_compared_without_being_the_first_or_where_it_is_off(tmp_path: Path) -> None:
-    job, run = wrong_job(tmp_path), tmp_path / "run"
+    job, run = job_file(tmp_path, model="build_forked", steps=2), tmp_path / "run"
     for options in (["--no-verify"], ["--steps", "4", "--resume"]):
         result = train(job, run, *options)
         assert json.loads(result.stdout)["verified"] == ""
         assert "step 1: " not in result.stderr
-
-
-def wrong_job(folder: Path) -> Path:
-    """A job whose model computes something else in its second stage."""
-    job = job_file(folder, steps=2)
-    job.write_text(job.read_text().replace(':build"', ':build_forked"'))
-    return job

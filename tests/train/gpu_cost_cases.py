@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn import functional
 
 from penstock.capture.capture import capture_model
-from penstock.cluster.cluster import Cluster
 from penstock.measure import clock, links
 from penstock.measure.layer_times import measure_profile
 from penstock.plan.problem import PlanningProblem
@@ -83,23 +82,12 @@ def with_gpus(devices: int) -> None:
     clock.WARM_UP_SIDE = 64
 
 
-def costed() -> PlanningProblem | None:
-    """Costs of a job on a GPU for each rank."""
-    with_gpus(int(os.environ["WORLD_SIZE"]))
+def costed(gpus: int) -> PlanningProblem | None:
+    """Costs of a job on ranks that have or share this number of GPUs."""
+    with_gpus(gpus)
     world = join_world("cuda", 120.0)
     try:
         return cost_job(world, JOB, "cuda")
-    finally:
-        world.leave()
-
-
-def costed_on_one() -> tuple[Cluster, ...]:
-    """The cluster of ranks that share a GPU."""
-    with_gpus(1)
-    world = join_world("cuda", 120.0)
-    try:
-        costs = cost_job(world, JOB, "cuda")
-        return (costs.cluster,) if costs else ()
     finally:
         world.leave()
 

@@ -81,17 +81,19 @@ def figures(profile: ModelProfile) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"),
+    ("name", "dtype", "autocast"),
     [
-        *((name, "bfloat16") for name in CONFIGURATIONS),
+        *((name, "bfloat16", "off") for name in CONFIGURATIONS),
         # Without values, torch multiplies rows of experts in bfloat16 only.
-        *((name, "float32") for name in CONFIGURATIONS if name != "MixtralForCausalLM"),
+        *((name, "float32", "off") for name in CONFIGURATIONS if name != "MixtralForCausalLM"),
+        ("LlamaForCausalLM", "float32", "bfloat16"),
     ],
 )
 def test_an_estimate_without_values_is_that_of_a_model_with_values(
-    name: str, dtype: str, tmp_path: Path, penstock: Callable[..., Any]
+    name: str, dtype: str, autocast: Any, tmp_path: Path, penstock: Callable[..., Any]
 ) -> None:
-    job = of_shape(job_from(name, tmp_path, penstock, dtype=dtype))
+    written = of_shape(job_from(name, tmp_path, penstock, dtype=dtype))
+    job = replace(written, autocast=autocast)
     graph = captured_without_values(job, None)
     assert all(parameter.is_meta for parameter in graph.model.parameters())
     real = build_and_capture(job)

@@ -9,7 +9,7 @@ FREE_BYTES = cases.FULL_BYTES - cases.HELD_BYTES
 
 
 def test_a_job_on_unequal_gpus_is_costed_as_it_computes() -> None:
-    costs, *others = launch_workers(cases.costed, workers=3, threads=1)
+    costs, *others = launch_workers(cases.costed, (3,), workers=3, threads=1)
     assert others == [None, None]
     profile, cluster = costs.profile, costs.cluster
     assert [device.kind for device in cluster.devices] == list(cases.KINDS)
@@ -23,7 +23,8 @@ def test_a_job_on_unequal_gpus_is_costed_as_it_computes() -> None:
 
 
 def test_ranks_of_one_gpu_share_what_is_free_of_it() -> None:
-    (cluster,), _ = launch_workers(cases.costed_on_one, workers=2, threads=1)
+    costs, _ = launch_workers(cases.costed, (1,), workers=2, threads=1)
+    cluster = costs.cluster
     for device in cluster.devices:
         assert 0.99 * FREE_BYTES / 2 < device.memory_bytes <= FREE_BYTES / 2
     assert cluster.bandwidth(0, 1) > 0

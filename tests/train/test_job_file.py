@@ -173,11 +173,8 @@ def test_another_batch_size_forgets_the_micro_batches_of_the_old_one(folder: Pat
     [
         ("steps = = 3\n", ["not valid TOML", "line 1"]),
         ('base = "gpt-text"\nstep = 3\n', ["unknown key 'step'", "did you mean 'steps'?"]),
-        ('base = "gpt-text"\nsteps = "many"\n', ["steps is 'many'", "integer"]),
         ('base = "gpt-txt"\n', ["base is 'gpt-txt'", "did you mean 'gpt-text'?"]),
-        ('base = "gpt-text"\nsteps = 0\n', ["steps is 0", ">= 1"]),
         ('base = "gpt-text"\nautocast = "bf16"\n', ["autocast is 'bf16'", "bfloat16", "float16"]),
-        ('base = "gpt-text"\naccumulate = 0\n', ["accumulate is 0", ">= 1"]),
         (
             'base = "gpt-text"\n[optimizer]\nname = "lion"\n',
             ["optimizer.name is 'lion'", "adamw", "muon", "torch.optim:NAdam"],
@@ -207,10 +204,6 @@ def test_another_batch_size_forgets_the_micro_batches_of_the_old_one(folder: Pat
         (
             'base = "gpt-text"\n[loss_scaling]\nbackoff = 2.0\n',
             ["backoff of the loss scaling is 2.0", "between 0 and 1"],
-        ),
-        (
-            'base = "gpt-text"\n[optimizer]\nlearning_rte = 1.0\n',
-            ["optimizer", "did you mean 'learning_rate'?"],
         ),
         ('base = "gpt-text"\n[optimizer]\nlr = 1.0\n', ["'lr'; did you mean 'learning_rate'?"]),
         ('base = "gpt-text"\nweights = 3\n', ["weights is 3; it must be a table"]),

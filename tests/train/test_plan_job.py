@@ -19,33 +19,33 @@ from penstock.train.plan_job import (
     problem_of,
 )
 
-FREE = replace(find_job("gpt-text"), constraints=Constraints())
+JOB = replace(find_job("gpt-text"), batch_size=12, micro_batch_sizes=(12,))
+FREE = replace(JOB, constraints=Constraints())
+HALVES = Plan((Stage(range(0, 4), (0,), (12,)), Stage(range(4, 8), (1,), (12,))), 1, 12, "1f1b")
 
 
 def test_data_parallelism_is_predicted_beside_a_pipeline(
     small_profile: ModelProfile, small_cluster: Cluster, small_plan: Plan
 ) -> None:
-    job = replace(FREE, batch_size=12, micro_batch_sizes=(12,))
     two = small_cluster.first(2)
-    half = Plan((Stage(range(0, 4), (0,), (12,)), Stage(range(4, 8), (1,), (12,))), 1, 12, "1f1b")
     alike = Plan((Stage(range(8), (0, 1), (6, 6)),), 1, 12, "1f1b")
     step_s = simulate_plan(alike, small_profile, two).iteration_s
-    words = other_words(job, half, problem_of(job, small_profile, two))
+    problem = problem_of(FREE, small_profile, two)
+    words = other_words(FREE, HALVES, problem)
     assert words == f"DDP over 2 workers would take {seconds_text(step_s)}"
-    assert other_words(job, alike, problem_of(job, small_profile, two)) == ""
+    assert other_words(FREE, alike, problem) == ""
 
 
 def test_other_programs_slow_a_predicted_step_down(
     small_profile: ModelProfile, small_cluster: Cluster
 ) -> None:
     """The whole model on one device: its step is all work."""
-    job = replace(FREE, batch_size=12, micro_batch_sizes=(12,))
     plan = Plan((Stage(range(8), (0,), (12,)),), 1, 12, "1f1b")
     idle_s, busy_s = (
         predict_iteration(
-            job,
+            FREE,
             plan,
-            problem_of(job, replace(small_profile, other_load=load), small_cluster.first(1)),
+            problem_of(FREE, replace(small_profile, other_load=load), small_cluster.first(1)),
         ).iteration_s
         for load in (0.0, 0.5)
     )
@@ -55,7 +55,7 @@ def test_other_programs_slow_a_predicted_step_down(
 def test_data_parallelism_without_room_is_no_choice(
     small_profile: ModelProfile, small_cluster: Cluster, small_plan: Plan
 ) -> None:
-    job = replace(FREE, batch_size=12, micro_batch_sizes=(2,))
+    job = replace(FREE, micro_batch_sizes=(2,))
     (host,) = small_cluster.hosts
     small = replace(host, devices=tuple(replace(d, memory_bytes=20e6) for d in host.devices))
     problem = problem_of(job, small_profile, Cluster("small", (small,)))
@@ -66,13 +66,10 @@ def test_data_parallelism_without_room_is_no_choice(
 def test_sums_in_float32_and_an_average_take_memory_as_the_weights_do(
     small_profile: ModelProfile, small_cluster: Cluster
 ) -> None:
-    job = replace(find_job("gpt-text"), batch_size=12, micro_batch_sizes=(12,))
-    plan = Plan((Stage(range(0, 4), (0,), (12,)), Stage(range(4, 8), (1,), (12,))), 1, 12, "1f1b")
-
     def peaks(**keys: object) -> list[float]:
-        at = replace(job, **keys)  # type: ignore[arg-type]
+        at = replace(JOB, **keys)  # type: ignore[arg-type]
         problem = problem_of(at, small_profile, small_cluster.first(2))
-        return list(predict_iteration(at, plan, problem).peak_memory_bytes)
+        return list(predict_iteration(at, HALVES, problem).peak_memory_bytes)
 
     own = [
         sum(layer.parameter_bytes for layer in small_profile.layers[part])
@@ -86,7 +83,7 @@ def test_sums_in_float32_and_an_average_take_memory_as_the_weights_do(
 def test_constraints_are_kept_and_the_best_plan_without_them_is_said(
     small_profile: ModelProfile, small_cluster: Cluster
 ) -> None:
-    job = replace(find_job("gpt-text"), batch_size=12, micro_batch_sizes=(6, 12))
+    job = replace(JOB, micro_batch_sizes=(6, 12))
     four = problem_of(job, small_profile, small_cluster.first(4))
     plan = new_plan(job, four)
     assert plan.schedule == "1f1b"

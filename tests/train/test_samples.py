@@ -211,13 +211,9 @@ def test_what_cannot_be_data_is_refused_in_a_line(
     assert "\n" not in str(refused.value)
 
 
-def text_job(job_of: Callable[..., Job], folder: Path, *keys: str) -> Job:
-    (folder / "text.txt").write_text("to be or not to be " * 40)
-    return job_of(*keys)
-
-
 def test_windows_of_bytes_follow_one_another(job_of: Callable[..., Job], tmp_path: Path) -> None:
-    job = text_job(job_of, tmp_path, 'text = { path = "text.txt", length = 16 }', "held_out = 0")
+    (tmp_path / "text.txt").write_text("to be or not to be " * 40)
+    job = job_of('text = { path = "text.txt", length = 16 }', "held_out = 0")
     text = (tmp_path / "text.txt").read_bytes()
     windows = {text[start : start + 17] for start in range(0, len(text) - 16, 16)}
     for tokens, targets in islice(job.batches("train"), 6):

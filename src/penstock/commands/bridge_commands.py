@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 def frameworks() -> list[str]:
     """The frameworks that a shell completes."""
-    from penstock.integrations.bridges.formats import FORMATS
+    from penstock.integrations.bridges.formats import READERS, WRITERS
 
-    return list(FORMATS)
+    return list(WRITERS | READERS)
 
 
 Target: TypeAlias = Annotated[
@@ -46,15 +46,6 @@ Source: TypeAlias = Annotated[
         autocompletion=frameworks,
     ),
 ]
-Joined: TypeAlias = Annotated[
-    list[str] | None,
-    Option(
-        "--join",
-        metavar="MODULE=LAYER",
-        help="List a module that has no layer in the profile, such as a norm, right after LAYER; "
-        "repeatable.",
-    ),
-]
 
 
 def export_plan(
@@ -63,7 +54,15 @@ def export_plan(
     target: Target,
     profile: options.PlansProfile = "",
     profile_batch: options.ProfileBatch = None,
-    join: Joined = None,
+    join: Annotated[
+        list[str] | None,
+        Option(
+            "--join",
+            metavar="MODULE=LAYER",
+            help="List a module that has no layer in the profile, such as a norm, right after "
+            "LAYER; repeatable.",
+        ),
+    ] = None,
     whole_blocks: Annotated[
         bool,
         Option("--whole-blocks", help="Move cuts that are inside a block to its nearer end."),
@@ -88,7 +87,12 @@ def export_plan(
         terminal.check_places(out, str(place.with_suffix(".csv")))
     given = read_plan(plan)
     costs = profile_of_plan(plan, PlanInputs(profile, "", profile_batch))
-    check_same_layers(given, costs)
+    count = given.stages[-1].layers.stop
+    if count != len(costs.layers):
+        raise BadInput(
+            f"the plan has {count} layers, and profile '{costs.name}' has {len(costs.layers)}; "
+            f"name the plan's own profile with --profile"
+        )
     moved = with_whole_blocks(given, costs) if whole_blocks else given
     exported = export_layout(target, moved, costs, place, joined_modules(join or ()))
     actions = str(place.with_suffix(".csv")) if exported.actions else ""
@@ -165,7 +169,8 @@ def import_layout(
     from penstock.advice.plan_files import PlanInputs
     from penstock.integrations.bridges.formats import read_layout
     from penstock.integrations.bridges.layout import LayoutOptions, plan_of_layout
-    from penstock.plan.json_file import write_plan
+    from penstock.plan.json_file import plan_to_json, write_plan
+    from penstock.plan.plan import plan_words
     from penstock.planners.problem import member_named
     from penstock.schedule.registry import FAMILIES
 
@@ -185,7 +190,10 @@ def import_layout(
         if out:
             write_plan(plan, out)
         names = [[costs.layers[i].name for i in stage.layers] for stage in plan.stages]
-        show_read(terminal, plan, stage_table(read, names))
+        values = plan_to_json(plan)
+        kept = ("planner", "schedule", "micro_batches", "micro_batch_size", "stages")
+        shown = {key: values[key] for key in kept}
+        terminal.show(shown, plan_words(plan), stage_table(read, names))
     if not read.schedule and not schedule:
         terminal.note(f"the layout names no schedule; {plan.schedule} is taken (--schedule)")
     terminal.note(f"wrote {out}" if out else "not saved; add -o plan.json")
@@ -234,26 +242,6 @@ def gain_words(
         f"one device works at a time; the same stages with {many} under {best.schedule} would take "
         f"{seconds_text(best_s)}{gain}; penstock plan looks for better ones"
     )
-
-
-def show_read(terminal: Terminal, plan: "Plan", stages: "Table") -> None:
-    """Show a plan of which no time is known."""
-    from penstock.plan.json_file import plan_to_json
-    from penstock.plan.plan import plan_words
-
-    values = plan_to_json(plan)
-    kept = ("planner", "schedule", "micro_batches", "micro_batch_size", "stages")
-    terminal.show({key: values[key] for key in kept}, plan_words(plan), stages)
-
-
-def check_same_layers(plan: "Plan", profile: "ModelProfile") -> None:
-    """Raise `BadInput` unless the plan places the layers of the profile."""
-    count = plan.stages[-1].layers.stop
-    if count != len(profile.layers):
-        raise BadInput(
-            f"the plan has {count} layers, and profile '{profile.name}' has "
-            f"{len(profile.layers)}; name the plan's own profile with --profile"
-        )
 
 
 def joined_modules(texts: Sequence[str]) -> dict[str, str]:

@@ -89,16 +89,21 @@ def launch(
     """Write what starts JOB on several hosts, in the plan's order."""
     from penstock.advice.plan_files import cluster_of_plan
     from penstock.files import write_text
-    from penstock.train.launch_script import LAUNCHERS, Start, hosts_text
+    from penstock.plan.json_file import read_plan
+    from penstock.train.launch_script import Start, slurm_script, torchrun_script
 
-    launchers = [n for n, on in zip(LAUNCHERS, (torchrun, slurm), strict=True) if on]
-    if len(launchers) != 1:
-        raise BadInput(f"name one of {', '.join(f'--{name}' for name in LAUNCHERS)}")
+    if torchrun == slurm:
+        raise BadInput("name one of --torchrun, --slurm")
     terminal.check_places(out)
     hosts = cluster_of_plan(plan, cluster)
     directory = run or f"runs/{Path(job).stem}"
     arguments = (job, "--out", directory, *(("--plan", plan) if plan else ()))
-    check_ranks(plan, len(hosts.devices))
+    needed = max(read_plan(plan).ranks) + 1 if plan else 0
+    if needed > len(hosts.devices):
+        raise BadInput(
+            f"plan '{plan}' uses ranks 0 to {needed - 1}, but the hosts have {len(hosts.devices)} "
+            f"ranks; name its cluster with --cluster, or plan again"
+        )
     on_gpus = runs_on_gpus(device, hosts, terminal)
     start = Start(
         Path(job).stem,
@@ -107,10 +112,11 @@ def launch(
         tuple((host.name, len(host.devices)) for host in hosts.hosts),
         on_gpus=on_gpus,
     )
-    script = LAUNCHERS[launchers[0]](start)
+    script = torchrun_script(start) if torchrun else slurm_script(start)
     if out:
         write_text(out, script)
-        terminal.note(f"wrote {out}: {start.ranks} ranks, {hosts_text(start.hosts)}")
+        each = ", ".join(f"{name} x {ranks}" for name, ranks in start.hosts)
+        terminal.note(f"wrote {out}: {start.ranks} ranks, {each}")
     terminal.show_text({"script": script}, "" if out else script)
 
 
@@ -129,15 +135,3 @@ def runs_on_gpus(device: str, cluster: "Cluster", terminal: Terminal) -> bool:
     if on_gpus and len(cluster.devices) > 1:
         terminal.note(SEVERAL_GPUS)
     return on_gpus
-
-
-def check_ranks(plan: str, ranks: int) -> None:
-    """Raise `BadInput` if a plan uses more ranks than there are."""
-    from penstock.plan.json_file import read_plan
-
-    needed = max(read_plan(plan).ranks) + 1 if plan else 0
-    if needed > ranks:
-        raise BadInput(
-            f"plan '{plan}' uses ranks 0 to {needed - 1}, but the hosts have {ranks} ranks; name "
-            f"its cluster with --cluster, or plan again"
-        )

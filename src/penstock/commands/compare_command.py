@@ -1,6 +1,6 @@
 """``penstock compare``: compares planners on one problem, as a table and a picture."""
 
-from typing import Annotated, TypeAlias
+from typing import Annotated
 
 from typer import Option
 
@@ -9,17 +9,6 @@ from penstock.commands.progress import planning_progress
 from penstock.commands.terminal import Terminal, collect_garbage_rarely
 from penstock.errors import BadInput
 
-DEFAULT_LIMIT_S = 120.0
-
-ForcedSchedules: TypeAlias = Annotated[
-    str,
-    Option(
-        metavar="x,y",
-        help="Force these schedules on every planner, separated by commas. 'auto': the planner's "
-        "choice; 'all': every schedule in turn.",
-    ),
-]
-
 
 def compare(
     *,
@@ -27,10 +16,17 @@ def compare(
     planners: Annotated[
         str, Option(metavar="a,b", help="Compare these planners (default: all).")
     ] = "",
-    schedules: ForcedSchedules = "auto",
+    schedules: Annotated[
+        str,
+        Option(
+            metavar="x,y",
+            help="Force these schedules on every planner, separated by commas. 'auto': the "
+            "planner's choice; 'all': every schedule in turn.",
+        ),
+    ] = "auto",
     time_limit: Annotated[
         float, Option(min=0, metavar="S", help="Stop each planner after S seconds (inf: never).")
-    ] = DEFAULT_LIMIT_S,
+    ] = 120.0,
     explain: Annotated[
         bool, Option("--explain", help="Say what limits each plan, and why the winner won.")
     ] = False,

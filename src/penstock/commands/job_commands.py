@@ -124,8 +124,24 @@ def train(
         Literal["keep", "stretch"] | None,
         Option(help="Keep the old schedule's end, or stretch it, with --resume for more steps."),
     ] = None,
-    may_lose: options.MayLose = 0,
-    tries: options.Tries = 1,
+    may_lose: Annotated[
+        int,
+        Option(
+            min=0,
+            metavar="N",
+            help="Continue while up to N workers are missing, which were killed or stopped "
+            "answering.",
+        ),
+    ] = 0,
+    tries: Annotated[
+        int,
+        Option(
+            "--try",
+            min=1,
+            metavar="N",
+            help="Try N plans for ten steps each; continue with the quickest.",
+        ),
+    ] = 1,
     dry_run: Annotated[
         bool, Option("--dry-run", help="Print the job and the plan that is made; train nothing.")
     ] = False,

@@ -128,39 +128,8 @@ Device: TypeAlias = Annotated[
     Literal["cpu", "cuda"],
     Option(help="Run the layers there (cuda: a GPU for each rank, if there are enough)."),
 ]
-MayLose: TypeAlias = Annotated[
-    int,
-    Option(
-        min=0,
-        metavar="N",
-        help="Continue while up to N workers are missing, which were killed or stopped answering.",
-    ),
-]
-Tries: TypeAlias = Annotated[
-    int,
-    Option(
-        "--try",
-        min=1,
-        metavar="N",
-        help="Try N plans for ten steps each; continue with the quickest.",
-    ),
-]
-NoVerify: TypeAlias = Annotated[
-    bool,
-    Option(
-        "--no-verify", help="Do not compare the first step with the model run without Penstock."
-    ),
-]
 Workers: TypeAlias = Annotated[
     int, Option(min=1, max=MOST_WORKERS, metavar="N", help="Start N worker processes.")
-]
-TensorParallel: TypeAlias = Annotated[
-    str,
-    Option(
-        metavar="SIZES",
-        help="Try tensor groups of these numbers of devices of a host, too, such as 2,4; the "
-        "profile must have their costs.",
-    ),
 ]
 
 
@@ -238,7 +207,12 @@ class JobOptions:
     remeasure: Annotated[
         bool, Option("--remeasure", help="Measure and plan again, also with --resume.")
     ] = False
-    no_verify: NoVerify = False
+    no_verify: Annotated[
+        bool,
+        Option(
+            "--no-verify", help="Do not compare the first step with the model run without Penstock."
+        ),
+    ] = False
     save_weights: Annotated[
         str, Option(metavar="DIR", help="Write the trained weights there, as safetensors.")
     ] = ""

@@ -3,18 +3,14 @@
 from dataclasses import replace
 from math import inf
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from rich.console import RenderableType
 from typer import Option
 
 from penstock.commands import options
-from penstock.commands.progress import PlanningProgress, planning_progress
+from penstock.commands.progress import planning_progress
 from penstock.commands.terminal import Terminal, collect_garbage_rarely
-
-if TYPE_CHECKING:
-    from penstock.advice.assessment import PlannedPipeline
-    from penstock.plan.problem import PlanningProblem
 
 
 def plan(
@@ -22,7 +18,14 @@ def plan(
     given: options.ProblemOptions,
     planner: options.PlannerName = "search",
     schedule: options.ScheduleNames = "auto",
-    tensor_parallel: options.TensorParallel = "",
+    tensor_parallel: Annotated[
+        str,
+        Option(
+            metavar="SIZES",
+            help="Try tensor groups of these numbers of devices of a host, too, such as 2,4; the "
+            "profile must have their costs.",
+        ),
+    ] = "",
     time_limit: Annotated[
         float, Option(min=0, metavar="S", help="Stop searching after S seconds (inf: never).")
     ] = inf,
@@ -38,14 +41,18 @@ def plan(
 ) -> None:
     """Find the fastest plan for PROFILE on a cluster; -o writes it."""
     collect_garbage_rarely()
+    from penstock.advice.assessment import assess_plan, baselines_of
     from penstock.advice.baselines import best_plans
     from penstock.advice.plan_files import write_planned
     from penstock.cluster.cluster import unknown_memory_words
     from penstock.commands.shown_plan import rivals_table, show_planned, stage_rows
+    from penstock.costs.lower_bound import lower_bound
     from penstock.plan.problem import other_kinds_words
+    from penstock.planners.find_plan import TimeLimit, find_plan
     from penstock.planners.problem import member_named
     from penstock.planners.search.search import PLANNERS
-    from penstock.planners.tensor_groups import group_sizes
+    from penstock.planners.tensor_groups import group_sizes, on_groups, without_groups
+    from penstock.simulate.score import make_score
 
     member_named(PLANNERS, planner, "planner")
     terminal.check_places(out, csv)
@@ -55,8 +62,32 @@ def plan(
     terminal.note(unknown_memory_words(problem.cluster))
     sizes = group_sizes(tensor_parallel)
     with planning_progress(terminal) as progress:
-        found = found_and_assessed(problem, planner, sizes, (time_limit, effort), explain, progress)
-    assessed, planned, own, planning_s = found
+        start_s, score = perf_counter(), make_score(problem)
+        progress.bound_s = (bound := lower_bound(problem)).seconds
+        # The bound takes a part of the time, but leaves the planners half of it.
+        left_s = max(time_limit / 2, start_s + time_limit - perf_counter())
+        found, own = on_groups(
+            find_plan(
+                problem,
+                planner,
+                score,
+                sizes=sizes,
+                limit=TimeLimit(left_s, perf_counter) if time_limit < inf else None,
+                effort=effort,
+                on_step=progress.show_step,
+            ),
+            problem,
+        )
+        planning_s = perf_counter() - start_s
+        # Without its tensor groups, and then with them.
+        assessed = assess_plan(
+            without_groups(found),
+            own,
+            baselines_of(problem, score),
+            bound if own is problem else lower_bound(own),
+            with_timeline=explain,
+        )
+    planned = replace(assessed, plan=found)
     if out:
         write_planned(planned, out, given.inputs, planning_s)
     terminal.save_csv(stage_rows(planned, costs), csv)
@@ -73,45 +104,3 @@ def plan(
         parts += ["", rivals_table(ways, planned)]
     show_planned(terminal, planned, costs, own.cluster, values, parts)
     terminal.note(f"wrote {out}" if out else "not saved; add -o plan.json")
-
-
-def found_and_assessed(
-    problem: "PlanningProblem",
-    planner: str,
-    sizes: tuple[int, ...],
-    effort: tuple[float, float],
-    explain: bool,
-    progress: PlanningProgress,
-) -> tuple["PlannedPipeline", "PlannedPipeline", "PlanningProblem", float]:
-    """The planner's plan, assessed without its tensor groups, and with them.
-
-    ``effort`` is the time limit in seconds, and by what the budget is multiplied. Then
-    the problem of these groups, and the seconds that planning took.
-    """
-    from penstock.advice.assessment import assess_plan, baselines_of
-    from penstock.costs.lower_bound import lower_bound
-    from penstock.planners.find_plan import TimeLimit, find_plan
-    from penstock.planners.tensor_groups import on_groups, without_groups
-    from penstock.simulate.score import make_score
-
-    time_limit_s, times = effort
-    start_s, score = perf_counter(), make_score(problem)
-    progress.bound_s = (bound := lower_bound(problem)).seconds
-    # The bound takes a part of the time, but leaves the planners half of it.
-    left_s = max(time_limit_s / 2, start_s + time_limit_s - perf_counter())
-    limit = TimeLimit(left_s, perf_counter) if time_limit_s < inf else None
-    found = find_plan(
-        problem,
-        planner,
-        score,
-        sizes=sizes,
-        limit=limit,
-        effort=times,
-        on_step=progress.show_step,
-    )
-    found, own = on_groups(found, problem)
-    planning_s = perf_counter() - start_s
-    bound = bound if own is problem else lower_bound(own)
-    plain, baselines = without_groups(found), baselines_of(problem, score)
-    assessed = assess_plan(plain, own, baselines, bound, with_timeline=explain)
-    return assessed, replace(assessed, plan=found), own, planning_s

@@ -1,7 +1,7 @@
 """``penstock simulate``: simulates a plan as it is or with changes, and draws it."""
 
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -12,22 +12,6 @@ from penstock.errors import Infeasible
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from penstock.advice.what_if import PlayedPlan
-
-MOST_ITERATIONS = 1000
-
-MicroBatches: TypeAlias = Annotated[
-    int | None,
-    Option(min=1, metavar="N", help="Change the number of micro-batches, of the same size."),
-]
-Iterations: TypeAlias = Annotated[
-    int,
-    Option(min=1, max=MOST_ITERATIONS, metavar="N", help="Simulate N iterations in a row."),
-]
-MeetEvery: TypeAlias = Annotated[
-    int | None, Option(min=1, metavar="N", help="Price pipelines that meet every N steps.")
-]
-
 
 def simulate(
     *,
@@ -35,11 +19,18 @@ def simulate(
     profile: options.PlansProfile = "",
     cluster: options.PlansCluster = "",
     profile_batch: options.ProfileBatch = None,
-    micro_batches: MicroBatches = None,
+    micro_batches: Annotated[
+        int | None,
+        Option(min=1, metavar="N", help="Change the number of micro-batches, of the same size."),
+    ] = None,
     schedule: Annotated[str, Option(metavar="NAME", help="Change the schedule.")] = "",
     optimizer: options.Optimizer = "",
-    iterations: Iterations = 1,
-    meet_every: MeetEvery = None,
+    iterations: Annotated[
+        int, Option(min=1, max=1000, metavar="N", help="Simulate N iterations in a row.")
+    ] = 1,
+    meet_every: Annotated[
+        int | None, Option(min=1, metavar="N", help="Price pipelines that meet every N steps.")
+    ] = None,
     timeline: Annotated[
         bool, Option("--timeline", help="Add the timeline to the JSON output.")
     ] = False,
@@ -58,8 +49,9 @@ def simulate(
     from penstock.commands import shown_plan as shown
     from penstock.plan.json_file import read_plan
     from penstock.plan.optimizer_state import optimizer_state
+    from penstock.plan.plan import micro_batch_words
     from penstock.plan.problem import other_kinds_words
-    from penstock.report.timeline_files import check_timeline_path
+    from penstock.report.timeline_files import check_timeline_path, write_timeline
     from penstock.simulate.local_sgd import meeting_price
     from penstock.timeline.json_file import timeline_to_json, write_timeline_json
 
@@ -90,7 +82,10 @@ def simulate(
         write_timeline_json(after.timeline, out)
     machines = after.problem.cluster
     if picture:
-        draw_simulation(picture, after)
+        drawn = after.planned.plan
+        limits = [device.memory_bytes for device in machines.devices]
+        title = f"{drawn.schedule}: {micro_batch_words(drawn)}"
+        write_timeline(picture, after.timeline, machines.name, limits, title)
     parts: list[RenderableType] = []
     if not terminal.as_json:
         parts = [*shown.played_parts(before, after, wanted.words), terminal.chart(after.timeline)]
@@ -102,14 +97,3 @@ def simulate(
         terminal.note(f"wrote {place}")
     if after.too_full:
         raise Infeasible(shown.too_full_words(after.too_full))
-
-
-def draw_simulation(picture: str, played: "PlayedPlan") -> None:
-    """Draw the timeline, with the devices' memory beside it."""
-    from penstock.plan.plan import micro_batch_words
-    from penstock.report.timeline_files import write_timeline
-
-    plan, cluster = played.planned.plan, played.problem.cluster
-    limits = [device.memory_bytes for device in cluster.devices]
-    title = f"{plan.schedule}: {micro_batch_words(plan)}"
-    write_timeline(picture, played.timeline, cluster.name, limits, title)

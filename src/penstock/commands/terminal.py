@@ -156,11 +156,6 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def silence_output() -> None:
-    """Discard all further standard output, because its reader has gone."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 NEW_OBJECTS = 400_000
 """Garbage collection starts when this many more objects have been created than freed."""
 

@@ -133,7 +133,15 @@ def emulation_of(
         least_s = min(LONGEST_S, max(SHORTEST_S, wanted_s))
         time_scale = max(1.0, least_s / iteration_s) if iteration_s > 0 else 1.0
     found = Emulation(plan, profile, cluster, time_scale, byte_scale, iterations)
-    check_memory(found, free_host_memory().bytes)
+    pieces = shared_pieces(plan, profile)
+    held = sum(piece.bytes * len(piece.holders) for piece in pieces)
+    # Each parameter has a gradient.
+    needed, free_bytes = found.ranks * RANK_BYTES + 2 * held * byte_scale, free_host_memory().bytes
+    if needed > free_bytes:
+        raise BadInput(
+            f"{found.ranks} ranks need about {size_text(needed)} of memory and "
+            f"{size_text(free_bytes)} are free; rehearse a plan for fewer devices"
+        )
     return found
 
 
@@ -183,16 +191,3 @@ def check_can_be_rehearsed(plan: Plan, profile: ModelProfile, cluster: Cluster) 
                 f"devices of host '{host.name}' compute nothing while they send, which is not "
                 f"rehearsed yet; set overlaps_communication to true"
             )
-
-
-def check_memory(emulation: Emulation, free_bytes: float) -> None:
-    """Raise `BadInput` if the processes need more memory than there is."""
-    pieces = shared_pieces(emulation.plan, emulation.profile)
-    held = sum(piece.bytes * len(piece.holders) for piece in pieces)
-    # Each parameter has a gradient.
-    needed = emulation.ranks * RANK_BYTES + 2 * held * emulation.byte_scale
-    if needed > free_bytes:
-        raise BadInput(
-            f"{emulation.ranks} ranks need about {size_text(needed)} of memory and "
-            f"{size_text(free_bytes)} are free; rehearse a plan for fewer devices"
-        )

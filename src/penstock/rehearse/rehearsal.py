@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
-from typing import TypeAlias
 
 from penstock.plan.ordering import order_of
 from penstock.rehearse.emulated_links import LinkTransfer, Started
@@ -26,9 +25,6 @@ PLANNED_S_A_STEP = 60.0
 
 ROUNDING = 1e-6
 """Relative tolerance of the bytes that were sent or summed."""
-
-Rehearser: TypeAlias = Callable[[Emulation, str, float], RankRecord]
-"""The function that a process of a rehearsal runs."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +117,10 @@ class Rehearsal:
         return [t for t in self.transfers if begins[iteration] <= t.ready_s < begins[iteration + 1]]
 
 
-def rehearse(emulation: Emulation, rank_function: Rehearser = rehearse_rank) -> Rehearsal:
+def rehearse(
+    emulation: Emulation,
+    rank_function: Callable[[Emulation, str, float], RankRecord] = rehearse_rank,
+) -> Rehearsal:
     """Carry out a plan on emulated devices and links.
 
     ``rank_function`` is what each process runs.

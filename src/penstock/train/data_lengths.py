@@ -73,12 +73,20 @@ def data_lengths(job: Job) -> DataLengths | None:
         return None
     found = [lengths_of(batch, dynamic, job.rows, number) for number, batch in enumerate(batches)]
     mean = [sum(sizes) / len(found) for sizes in zip(*found, strict=True)]
-    order = sorted(range(len(found)), key=lambda number: relative(found[number], mean))
+
+    def relative(lengths: LengthsOf) -> float:
+        return sum(size / usual for size, usual in zip(lengths, mean, strict=True))
+
+    order = sorted(range(len(found)), key=lambda number: relative(found[number]))
 
     def group(numbers: Sequence[int]) -> LengthGroup:
         sizes = zip(*(found[number] for number in numbers), strict=True)
         middle = [sum(own) / len(numbers) for own in sizes]
-        near = min(numbers, key=lambda number: distance_from_middle(found[number], middle))
+
+        def from_middle(number: int) -> float:
+            return sum(abs(n / usual - 1) for n, usual in zip(found[number], middle, strict=True))
+
+        near = min(numbers, key=from_middle)
         return LengthGroup(batches[near], found[near], len(numbers) / len(found))
 
     return DataLengths(
@@ -97,16 +105,6 @@ def lengths_of(batch: Batch, dynamic: Dynamic, rows: RowsOf, number: int) -> Len
         return layout_of(batch, dynamic, rows).example_lengths
     except BadInput as problem:
         raise BadInput(f"batch {number} of the training data: {problem}") from None
-
-
-def relative(lengths: LengthsOf, mean: Sequence[float]) -> float:
-    """The length of a batch relative to the mean, summed over all lengths."""
-    return sum(size / usual for size, usual in zip(lengths, mean, strict=True))
-
-
-def distance_from_middle(lengths: LengthsOf, middle: Sequence[float]) -> float:
-    """The relative distance between a batch's lengths and ``middle``."""
-    return sum(abs(size / usual - 1) for size, usual in zip(lengths, middle, strict=True))
 
 
 def grouped(order: Sequence[int], found: Sequence[LengthsOf]) -> list[list[int]]:
@@ -135,9 +133,14 @@ def measured_lengths(
     if not predicted:
         return ()
     found: list[list[float]] = [[] for _ in predicted]
+
+    def distance(k: int, lengths: Mapping[str, int]) -> float:
+        # On a log scale 8 and 32 are as far from 16.
+        return sum(abs(log(lengths[name] / size)) for name, size in predicted[k].lengths)
+
     for row in rows:
         if "lengths" in row and row["step"] > warm:
-            near = min(range(len(found)), key=lambda k: log_distance(predicted[k], row["lengths"]))
+            near = min(range(len(found)), key=lambda k: distance(k, row["lengths"]))
             found[near].append(row["iteration_s"])
     return tuple(
         MeasuredLength(
@@ -149,11 +152,6 @@ def measured_lengths(
         )
         for length, seconds in zip(predicted, found, strict=True)
     )
-
-
-def log_distance(length: LengthPrediction, lengths: Mapping[str, int]) -> float:
-    """Distance between lengths and predicted ones, on a log scale: 8 and 32 are as far from 16."""
-    return sum(abs(log(lengths[name] / size)) for name, size in length.lengths)
 
 
 def mean_s(lengths: Sequence[MeasuredLength]) -> float:

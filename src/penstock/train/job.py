@@ -140,19 +140,9 @@ def optimizer_name(name: str) -> str:
 class OptimizerSettings(Table):
     """The optimizer of a job, and the changes of its learning rate over the steps.
 
-    The rate rises linearly to ``learning_rate`` over ``warm_up_steps``, at most half of a cosine's.
-    Then ``"cosine"`` lowers it to a tenth at step ``schedule_steps`` (0: the last), and
-    ``"constant"`` keeps it. ``"plateau"`` is torch's ``ReduceLROnPlateau`` with the arguments
-    ``plateau`` and no warm-up; it ``follows`` the loss of steps, ``"loss"``, or a result of
-    evaluations by its name in a run's records. ``betas`` are for Adam and AdamW, ``momentum`` is
-    for SGD and Muon. ``"muon"`` uses Muon for matrices and AdamW for the rest. ``fused`` and
-    ``foreach`` are PyTorch's options: one kernel for all parameters, or one kernel for each kind of
-    operation. With neither, parameters are stepped one by one.
-
-    ``name`` may also be a class of any module, ``"torch.optim:Adafactor"``, which is given the
-    parameters, the learning rate as ``lr``, and ``arguments``. ``no_decay`` are patterns of names
-    of parameters without weight decay. ``groups`` have parameters by patterns, with settings of
-    their own; the first that fits counts.
+    The keys of a job file's table ``optimizer`` (``docs/reference/files.md``). ``follows`` is the
+    loss of steps, ``"loss"``, or a result of evaluations by its name in a run's records. With
+    neither ``fused`` nor ``foreach``, parameters are stepped one by one.
     """
 
     name: Annotated[str, AfterValidator(optimizer_name)] = "adamw"
@@ -371,30 +361,18 @@ def checked_file_name(name: str) -> str:
 class Job:
     """Everything that ``penstock train`` needs: a model, data, and training settings.
 
-    ``batch_size`` is the global batch in samples; a plan cuts it into micro-batches of one of
-    ``micro_batch_sizes`` (empty: every divisor). ``loss`` is None if the model returns its loss.
-    ``clip_norm``, ``evaluate_every``, ``checkpoint_every`` and ``stop_early`` are disabled by 0;
-    the latter and ``keep_best`` are the callbacks of these names, and follow the loss.
-    ``accumulate`` is the number of batches in a step; each is a flush of the pipeline, so a step
-    has ``accumulate * batch_size`` samples. ``loss_scaling`` is used only with float16;
-    ``gradient_dtype`` is that of `Update`, or ``""``. ``weights`` are the first weights, as in
-    `Pipeline`; ``save_weights`` is a directory for the final weights.
+    The keys of a job file (``docs/reference/files.md``). ``batch_size`` is the global batch in
+    samples; a plan cuts it into micro-batches of one of ``micro_batch_sizes`` (empty: every
+    divisor). ``accumulate`` is the number of batches in a step; each is a flush of the pipeline, so
+    a step has ``accumulate * batch_size`` samples. ``loss`` is None if the model returns its loss.
+    ``model``, ``data``, ``loss``, metrics and callbacks must be importable functions, because each
+    worker process imports them. A callback that calls ``pipe.stop()`` ends the run after the next
+    step.
 
-    ``compile``, ``metrics``, ``callbacks``, ``verify``, ``dynamic`` and
-    ``compare_replicas_every`` are those of `Pipeline`, as are ``meet_every``,
-    ``outer_learning_rate`` and ``outer_momentum``, for a plan of pipelines side by side; they meet
-    before the final weights are saved. ``dynamic`` may also be ``"auto"``: dimensions in which the
-    first batches of the data differ are dynamic. ``rows`` is that of `capture_model`. A callback
-    that calls ``pipe.stop()`` ends the run after the next step. ``model``, ``data``, ``loss``,
-    metrics and callbacks must be importable functions, because each worker process imports them.
-
-    With ``average_decay`` evaluations and the final weights are those of an `ExponentialAverage`.
-    ``on_non_finite`` is that of `Pipeline`, or ``"roll-back"``: after a step whose loss or
-    gradients are not finite, train again from the last checkpoint, and leave out its batch.
-    A plan that the run makes keeps to the ``constraints``.
-    ``batch_limit_s`` is how long the data may take for a batch (0: no limit). ``trackers`` show a
-    run elsewhere (`TRACKERS`). ``tensor_parallel`` lets the plan have groups of ranks that share a
-    stage.
+    ``dynamic`` ``"auto"``: dimensions in which the first batches of the data differ are dynamic.
+    ``on_non_finite`` ``"roll-back"``: after a step whose loss or gradients are not finite, train
+    again from the last checkpoint, and leave out its batch. Pipelines that train alone meet before
+    the final weights are saved. A plan that the run makes keeps to the ``constraints``.
     """
 
     name: Annotated[str, AfterValidator(checked_file_name)]

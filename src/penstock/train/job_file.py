@@ -1,52 +1,19 @@
 """Find built-in jobs by name, and read jobs from TOML files.
 
-A job file names the functions that make the job:
+A job file names the functions that make the job (all keys: ``docs/reference/files.md``):
 
     name = "my-model"
     model = "my_package.model:build"       # build() -> nn.Module
     data = "my_package.data:batches"       # batches(split, seed, start_step, batch_size)
     loss = "torch.nn.functional:cross_entropy"
     batch_size = 32
-    steps = 1000
-
-    callbacks = ["my_package.training:note"]   # note(pipe, event), see penstock.runtime.callbacks
 
     [optimizer]
     learning_rate = 1e-3
 
-    [dynamic]                                  # dimensions of the batch that vary
-    input_ids = { 1 = "length" }               # or { 1 = { name = "length", max = 512 } }
-
-    [rows]                                     # rows of a tensor that each sample has
-    pixel_values = 4
-
-    [tensor_parallel]                          # or only: tensor_parallel = 2
-    ranks = [2, 4]                             # groups that the plan may have
-    layers = { "*.up" = "colwise", "*.down" = "rowwise" }   # unless the model says it itself,
-    # or function = "my_package.model:parallelize"           # parallelize(model, mesh)
-
-    [metrics]
-    accuracy = "my_package.model:accuracy"     # accuracy(output, target)
-
-A model may be a class, and data a dataset, a loader, or text (`penstock.train.samples`):
-
-    model = "transformers:LlamaForCausalLM"
-    model_arguments = { config = "config.json", num_hidden_layers = 4 }
-    data = "my_package.data:Pictures"
-    data_arguments = { folder = "pictures" }
-    held_out = 0.1                             # a share, or another dataset
-    collate = "my_package.data:pad"
-
-    text = "corpus.txt"                        # in place of data; bytes are the tokens, or
-    text = { path = "corpus", tokenizer = "tokenizer.json", length = 128 }
-
-A variation of a built-in job names that job, and what is different:
-
-    base = "gpt-text"
-    steps = 40
-
-Modules are searched in the standard library, in the working directory, beside the file, and among
-installed packages.
+A model may be a class, and data a dataset, a loader, or text (`penstock.train.samples`). A
+variation of a built-in job names that job as ``base``, and what is different. Modules are searched
+in the standard library, in the working directory, beside the file, and among installed packages.
 """
 
 import json

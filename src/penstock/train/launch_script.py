@@ -4,10 +4,7 @@ Ranks are numbered host by host, in the order of the cluster, for so a plan numb
 """
 
 import shlex
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-from penstock.errors import BadInput
 
 PORT = 29_500
 SAVES_WITHIN_S = 120
@@ -26,10 +23,6 @@ class Start:
     run_directory: str
     hosts: tuple[tuple[str, int], ...]
     on_gpus: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.hosts or min(ranks for _, ranks in self.hosts) < 1:
-            raise BadInput("a job starts on at least one host, and each has at least one rank")
 
     @property
     def ranks(self) -> int:
@@ -95,18 +88,3 @@ done > "$SLURM_HOSTFILE"
 srun --distribution=arbitrary --ntasks={start.ranks} --kill-on-bad-exit \\
     {start.command}
 """
-
-
-LAUNCHERS: dict[str, Callable[[Start], str]] = {
-    "torchrun": torchrun_script,
-    "slurm": slurm_script,
-}
-
-
-def hosts_text(hosts: Sequence[tuple[str, int]]) -> str:
-    """``a x 4, b x 2``.
-
-    >>> hosts_text([("a", 4), ("b", 2)])
-    'a x 4, b x 2'
-    """
-    return ", ".join(f"{name} x {ranks}" for name, ranks in hosts)

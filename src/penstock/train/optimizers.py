@@ -12,6 +12,7 @@ from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from penstock.errors import BadInput
+from penstock.runtime.update.training import state_bytes_of
 from penstock.train.job import OptimizerSettings, member_at
 
 Named: TypeAlias = Iterable[tuple[str, nn.Parameter]]
@@ -54,11 +55,7 @@ def optimizer_factory(settings: OptimizerSettings) -> Callable[[Named], Optimize
 def state_bytes_per_parameter_byte(settings: OptimizerSettings) -> float:
     """Bytes of optimizer state for each byte of a matrix; the optimizer is tried on a small one."""
     tried = nn.Parameter(torch.ones(TRIED_SIDE, TRIED_SIDE))
-    tried.grad = torch.ones_like(tried)
-    made = optimizer_factory(settings)([("", tried)])
-    made.step()
-    kept = [one for one in made.state[tried].values() if isinstance(one, torch.Tensor)]
-    return sum(one.nbytes for one in kept if one.numel() > 1) / tried.nbytes
+    return state_bytes_of(optimizer_factory(settings), [("", tried)])[0]
 
 
 def parameter_groups(settings: OptimizerSettings, named: Named) -> list[Any]:
@@ -175,14 +172,9 @@ class MuonWithAdamW(Optimizer):
         self._share()
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         for part in self._parts:
             part.step()
-        return loss
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Set state and groups of both; `load_state_dict` calls this."""

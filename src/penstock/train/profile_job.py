@@ -109,16 +109,13 @@ def check_vocabulary(job: Job, model: nn.Module) -> None:
         )
 
 
-def build_and_capture(job: Job, device: torch.device | str = "cpu") -> LayerGraph:
+def build_and_capture(job: Job) -> LayerGraph:
     """The job's model with its first weights (from the job's seed), captured.
 
     A model that was built on the meta device stays there. The job's weight files are not loaded;
     only their names and shapes are compared with the model.
     """
-    model = built_model(job)
-    if not is_on_meta(model):
-        model.to(device)
-    return captured(job, model)
+    return captured(job, built_model(job))
 
 
 def captured(job: Job, model: nn.Module) -> LayerGraph:

@@ -25,6 +25,7 @@ from typing import TypeVar, cast
 import torch
 from rich.console import Console
 
+from penstock.cluster.toml_file import write_cluster
 from penstock.device import check_free_memory, release_unused
 from penstock.errors import (
     BadInput,
@@ -393,7 +394,7 @@ def known_costs(run: JobRun, layout: Sequence[int]) -> PlanningProblem | None:
         if not one_host or run.request.device != "cpu" or before[0] == 1:
             return None
         cluster = cluster_for(layout[0], cluster.hosts[0])
-        directory.write_cluster(cluster)
+        write_cluster(cluster, directory.path / "cluster.toml")
     return problem_of(run.job, profile, cluster)
 
 

@@ -42,11 +42,6 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     @property
-    def best(self) -> Path:
-        """The directory with the checkpoint of the best evaluation."""
-        return self.path / "best"
-
-    @property
     def metrics(self) -> Path:
         """The file with one JSON object for each step."""
         return self.path / "metrics.jsonl"
@@ -55,11 +50,6 @@ class RunDirectory:
     def tensorboard(self) -> Path:
         """The directory of TensorBoard's event files."""
         return self.path / "tensorboard"
-
-    @property
-    def logs(self) -> Path:
-        """The directory with the tracebacks of failed workers."""
-        return self.path / "workers"
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -101,10 +91,6 @@ class RunDirectory:
         """
         self.forget_plans()
         write_profile(profile, self.path / "profile.json")
-        self.write_cluster(cluster)
-
-    def write_cluster(self, cluster: Cluster) -> None:
-        """Save the same devices and links in another number."""
         write_cluster(cluster, self.path / "cluster.toml")
 
     def read_costs(self) -> tuple[ModelProfile, Cluster]:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import count, islice
 from pathlib import Path
 from typing import Any, cast
@@ -58,7 +58,7 @@ class ModelOfArguments:
 
     def __post_init__(self) -> None:
         kind = member_at(self.place)
-        if configuration_of(kind) is not None:
+        if is_auto(kind) or hasattr(kind, "config_class"):
             return
         try:
             inspect.signature(kind).bind(**self.arguments)
@@ -71,13 +71,13 @@ class ModelOfArguments:
 
     def __call__(self) -> nn.Module:
         kind = member_at(self.place)
-        make = configuration_of(kind)
-        if make is None:
+        own = None if is_auto(kind) else getattr(kind, "config_class", None)
+        if own is None and not is_auto(kind):
             return kind(**self.arguments)
         arguments = dict(self.arguments)
         # A configuration names the type of published weights; a training has its own.
         dtype = type_named(arguments.pop("dtype", "float32"))
-        config = make(arguments)
+        config = configuration(own, arguments)
         usual = torch.get_default_dtype()
         torch.set_default_dtype(dtype)
         try:
@@ -99,19 +99,15 @@ def type_named(name: object) -> torch.dtype:
 
 def is_auto(kind: Any) -> bool:
     """Return whether a class of transformers is a proxy for that of any configuration."""
-    return hasattr(kind, "from_config") and not issubclass(kind, nn.Module)
-
-
-def configuration_of(kind: Any) -> Callable[[Mapping[str, Any]], Any] | None:
-    """The function that makes the configuration of a class of transformers; None for others."""
-    if inspect.isclass(kind) and is_auto(kind):
-        return partial(configuration, None)
-    own = getattr(kind, "config_class", None)
-    return None if own is None else partial(configuration, own)
+    is_class = inspect.isclass(kind) and not issubclass(kind, nn.Module)
+    return is_class and hasattr(kind, "from_config")
 
 
 def configuration(kind: Any, arguments: Mapping[str, Any]) -> Any:
-    """A configuration of transformers: of a file, if one is named, and with these keys."""
+    """A configuration of transformers: of a file, if one is named, and with these keys.
+
+    ``kind`` is its class; None for a model that any configuration makes.
+    """
     from transformers import AutoConfig
 
     keys = dict(arguments)

@@ -63,7 +63,7 @@ def train_job(job: Job, request: TrainRequest) -> TrainResult:
                     run_local_rank,
                     (job, part, history, patience if missing else 0),
                     workers=part.workers,
-                    log_directory=directory.logs,
+                    log_directory=directory.path / "workers",
                     drains=True,
                     imports=(run_local_rank.__module__,),
                 )[0]

@@ -140,7 +140,7 @@ def train_part(run: JobRun, part: RunPart, termination: "Termination") -> "Train
     job = run.job if part.loads_weights else replace(run.job, weights=None)
     with notice_if_long(run.say, "building the model and the stages"):
         trackers = trackers_of(run.directory.path, job, part.plan, run.say)
-        best = [keep_best(run.directory.best)] if job.keep_best else []
+        best = [keep_best(run.directory.path / "best")] if job.keep_best else []
         early = [stop_early(job.stop_early)] if job.stop_early else []
         tracked = replace(job, callbacks=(*job.callbacks, *trackers, *best, *early))
         limit_s = wait_limit_s(part.step_s)
@@ -265,7 +265,8 @@ class TrainedPart:
         if job.evaluate_every and step % job.evaluate_every == 0:
             evaluation = evaluate(pipe, job)
             self._records.evaluation(step, evaluation)
-            self._display.note(f"step {step}: {evaluation_in_words(evaluation)}")
+            metrics = "".join(f", {name} {n:.4f}" for name, n in evaluation.metrics.items())
+            self._display.note(f"step {step}: loss on held-out data {evaluation.loss:.4f}{metrics}")
             if job.follows_evaluations:
                 pipe.step_schedule(evaluation_row(step, evaluation)[job.optimizer.follows])
         if job.checkpoint_every and step % job.checkpoint_every == 0:
@@ -441,12 +442,6 @@ def evaluate(pipe: Pipeline, job: Job) -> Evaluation:
 def averaged(pipe: Pipeline, job: Job) -> AbstractContextManager[None]:
     """Give the pipeline averaged weights in the block, if the job keeps them."""
     return job.average.weights(pipe) if job.average is not None else nullcontext()
-
-
-def evaluation_in_words(evaluation: Evaluation) -> str:
-    """``loss on held-out data 0.1234, accuracy 0.9876``."""
-    metrics = "".join(f", {name} {value:.4f}" for name, value in evaluation.metrics.items())
-    return f"loss on held-out data {evaluation.loss:.4f}{metrics}"
 
 
 class Termination:

@@ -2,20 +2,19 @@
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands.refusals import Penstock, refused
 
 from penstock.plan.json_file import plan_to_json, read_plan, write_plan
 from penstock.plan.plan import Plan, Stage
 from penstock.profile.json_file import write_profile
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile, SharedParameter
 
-Penstock = Callable[..., Any]
 SECOND = Affine(0.001, 0.001)
 NAMES = ("wte", *(f"h.{i}.{part}" for i in range(6) for part in ("attn", "mlp")), "head", "loss")
 
@@ -45,13 +44,6 @@ def place(tmp_path: Path) -> Path:
     write_plan(plan_at(5, 9), tmp_path / "plan.json")
     write_profile(profile_named(*NAMES), tmp_path / "profile.json")
     return tmp_path
-
-
-def refused(answer: Any, *told: str) -> None:
-    assert (answer.code, answer.output) == (2, ""), answer.errors
-    (line,) = answer.errors.splitlines()
-    assert line.startswith("penstock: error: ")
-    assert [words for words in told if words not in line] == [], line
 
 
 def written(place: Path, text: object, name: str = "layout.json") -> Path:
@@ -104,7 +96,7 @@ def test_cuts_inside_blocks_are_refused_or_moved(penstock: Penstock, place: Path
     write_plan(plan_at(4, 9), place / "plan.json")
     for target in ("torch", "torchtitan", "megatron", "deepspeed"):
         answer = penstock("export", place / "plan.json", "--to", target)
-        refused(answer, "layer 4", "'h.1'", "--whole-blocks", 'granularity = "block"')
+        refused(answer, 2, "layer 4", "'h.1'", "--whole-blocks", 'granularity = "block"')
     moved = penstock("export", place / "plan.json", "--to", "megatron", "--whole-blocks", "--json")
     assert "'Et|t*3|t*2L'" in moved.values["text"]
     assert moved.values["notes"] == ["cuts moved to the ends of blocks: before layer 4 to 3"]
@@ -135,7 +127,7 @@ def test_what_no_framework_has_is_refused(
 ) -> None:
     write_plan(changed, place / "plan.json")
     for target in ("torch", "torchtitan", "megatron", "deepspeed"):
-        refused(penstock("export", place / "plan.json", "--to", target), *told)
+        refused(penstock("export", place / "plan.json", "--to", target), 2, *told)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +149,7 @@ def test_what_one_framework_lacks_is_refused(
         for stage, device in zip(plan.stages, devices, strict=True)
     )
     write_plan(replace(plan, stages=stages, schedule=schedule), place / "plan.json")
-    refused(penstock("export", place / "plan.json", "--to", target), *told)
+    refused(penstock("export", place / "plan.json", "--to", target), 2, *told)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +167,7 @@ def test_what_torch_cannot_run_is_refused(
 ) -> None:
     write_profile(profile, place / "profile.json")
     for target in ("torch", "torchtitan"):
-        refused(penstock("export", place / "plan.json", "--to", target), *told)
+        refused(penstock("export", place / "plan.json", "--to", target), 2, *told)
 
 
 def test_a_parameter_that_is_tied_within_a_stage_hinders_nothing(
@@ -199,14 +191,14 @@ def test_megatron_needs_one_list_of_blocks_and_whole_ends(penstock: Penstock, pl
     plan = place / "plan.json"
     two = profile_named("wte", *(f"{part}.{i}" for part in "ab" for i in range(6)), "head", "loss")
     write_profile(two, place / "profile.json")
-    refused(penstock("export", plan, "--to", "megatron"), "blocks in 'a', 'b'")
+    refused(penstock("export", plan, "--to", "megatron"), 2, "blocks in 'a', 'b'")
     write_profile(profile_named(*map(str, range(15))), place / "profile.json")
-    refused(penstock("export", plan, "--to", "megatron"), "no numbered blocks")
+    refused(penstock("export", plan, "--to", "megatron"), 2, "no numbered blocks")
     ends = profile_named("wte", "norm", *(f"h.{i}" for i in range(10)), "pool", "head", "loss")
     write_profile(ends, place / "profile.json")
     for cuts, what in (((1, 5), "embedding"), ((5, 13), "head")):
         write_plan(plan_at(*cuts), plan)
-        refused(penstock("export", plan, "--to", "megatron"), "keeps together as its", what)
+        refused(penstock("export", plan, "--to", "megatron"), 2, "keeps together as its", what)
 
 
 @pytest.mark.parametrize(
@@ -223,13 +215,13 @@ def test_megatron_needs_one_list_of_blocks_and_whole_ends(penstock: Penstock, pl
 def test_wrong_options_of_an_export(
     penstock: Penstock, place: Path, options: tuple[str, ...], told: tuple[str, ...]
 ) -> None:
-    refused(penstock("export", place / "plan.json", *options), *told)
+    refused(penstock("export", place / "plan.json", *options), 2, *told)
 
 
 def test_a_plan_without_a_profile_is_told_so(penstock: Penstock, place: Path) -> None:
     (place / "profile.json").unlink()
     answer = penstock("export", place / "plan.json", "--to", "torch")
-    refused(answer, "does not say which profile", "--profile")
+    refused(answer, 2, "does not say which profile", "--profile")
 
 
 BATCH = ("--batch", 16, "--micro-batch", 2)
@@ -282,7 +274,7 @@ def test_wrong_layouts_are_refused(
     penstock: Penstock, place: Path, source: str, text: object, told: tuple[str, ...]
 ) -> None:
     batch = ("--batch", 2 * 10**9) if "data_parallel_size" in str(text) else BATCH
-    refused(imported(penstock, written(place, text), source, *batch), *told)
+    refused(imported(penstock, written(place, text), source, *batch), 2, *told)
 
 
 @pytest.mark.parametrize(
@@ -306,7 +298,7 @@ def test_wrong_actions_are_refused(
 ) -> None:
     written(place, actions, "layout.csv")
     layout = written(place, {"split_points": ["h.3"], "schedule_csv": "layout.csv"})
-    refused(imported(penstock, layout, "torch", "--micro-batch", 2), *told)
+    refused(imported(penstock, layout, "torch", "--micro-batch", 2), 2, *told)
 
 
 @pytest.mark.parametrize(
@@ -323,7 +315,7 @@ def test_wrong_actions_are_refused(
 def test_wrong_options_of_an_import(
     penstock: Penstock, place: Path, options: tuple[object, ...], told: tuple[str, ...]
 ) -> None:
-    refused(imported(penstock, written(place, "Et*3|t*3L"), "megatron", *options), *told)
+    refused(imported(penstock, written(place, "Et*3|t*3L"), "megatron", *options), 2, *told)
 
 
 def test_layouts_by_hand_are_read(penstock: Penstock, place: Path) -> None:
@@ -406,4 +398,4 @@ def test_a_tied_head_may_be_on_the_device_of_its_embedding(penstock: Penstock, p
 def test_device_maps_that_are_no_pipeline_are_refused(
     penstock: Penstock, place: Path, document: dict[str, object], told: str
 ) -> None:
-    refused(imported(penstock, written(place, document), "device-map", "--batch", 16), told)
+    refused(imported(penstock, written(place, document), "device-map", "--batch", 16), 2, told)

@@ -3,12 +3,12 @@
 import csv
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from commands.refusals import Penstock
 from scripts import script_at
 from started_scripts import by_workers
 
@@ -25,7 +25,6 @@ LIGHT = ("--join", "wpe=wte", "--join", "ln_f=h.7")
 LAYERS = 11
 """The embedding, eight blocks, the head and the loss."""
 
-Penstock = Callable[..., Any]
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -18,7 +18,6 @@ from penstock.files import parse_json, read_text, shown
 from penstock.integrations.bridges.layout import LayoutOptions, PipelineLayout
 from penstock.profile.model_profile import ModelProfile
 
-TARGET = "device maps"
 DEVICE = re.compile(r"(?:cuda:|xpu:)?(\d{1,5})")
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from penstock.errors import BadInput
 from penstock.integrations.bridges import (
@@ -18,8 +18,8 @@ from penstock.integrations.bridges.modules import (
     NamedPlan,
     check_neighbours,
     module_chain,
-    names_of_stages,
     stage_modules,
+    with_light_modules,
 )
 from penstock.plan.plan import Plan
 from penstock.profile.model_profile import ModelProfile
@@ -34,33 +34,24 @@ Reader: TypeAlias = Callable[[Path, ModelProfile, LayoutOptions], PipelineLayout
 """A function that reads a layout of the profile's model; raises BadInput if it does not fit."""
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
-    """Writer and reader of a framework's layouts; None for what is not supported.
+T = TypeVar("T")
 
-    Frameworks on ``torch_pipelines`` send between neighbours only, and read the order of work.
-    """
-
-    title: str
-    write: Writer | None = None
-    read: Reader | None = None
-    torch_pipelines: bool = False
-
-
-FORMATS: dict[str, Format] = {
-    "torch": Format(
-        torch_pipelining.TARGET,
-        torch_pipelining.torch_layout,
-        torch_pipelining.read_torch_layout,
-        torch_pipelines=True,
-    ),
-    "torchtitan": Format(torchtitan.TARGET, torchtitan.torchtitan_config, torch_pipelines=True),
-    "megatron": Format(
-        megatron.TARGET, megatron.megatron_arguments, megatron.read_megatron_arguments
-    ),
-    "deepspeed": Format(deepspeed.TARGET, deepspeed.deepspeed_parts),
-    "device-map": Format(device_map.TARGET, read=device_map.read_device_map),
+WRITERS: dict[str, tuple[str, Writer]] = {
+    "torch": (torch_pipelining.TARGET, torch_pipelining.torch_layout),
+    "torchtitan": (torchtitan.TARGET, torchtitan.torchtitan_config),
+    "megatron": (megatron.TARGET, megatron.megatron_arguments),
+    "deepspeed": (deepspeed.TARGET, deepspeed.deepspeed_parts),
 }
+"""The title of each framework that plans go to, and what writes its layouts."""
+
+READERS: dict[str, Reader] = {
+    "torch": torch_pipelining.read_torch_layout,
+    "megatron": megatron.read_megatron_arguments,
+    "device-map": device_map.read_device_map,
+}
+
+ON_TORCH = ("torch", "torchtitan")
+"""Those on torch's pipelines send between neighbours only, and read the order of work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +76,16 @@ def export_layout(
 
     ``joined`` names modules without a layer in the profile, each with the module that it follows.
     """
-    form = format_named(to)
-    assert form.write is not None
-    layout, chain = layout_of_plan(plan, form.title), module_chain(profile)
-    if form.torch_pipelines:
-        check_neighbours(layout, chain, profile, form.title)
-    modules = stage_modules(chain, layout.stages, form.title)
-    names = names_of_stages(modules, joined)
-    text, notes = form.write(NamedPlan(plan, profile, path, layout, chain, modules, names))
-    actions = torch_pipelining.csv_of_plan(plan) if form.torch_pipelines else ""
+    title, write = framework_named(to, WRITERS, "written")
+    layout, chain = layout_of_plan(plan, title), module_chain(profile)
+    if to in ON_TORCH:
+        check_neighbours(layout, chain, profile, title)
+    modules = stage_modules(chain, layout.stages, title)
+    listed = with_light_modules([module.name for own in modules for module in own], joined)
+    called = (dict.fromkeys(module.name for module in own) for own in modules)
+    names = tuple(tuple(name for each in own for name in listed[each]) for own in called)
+    text, notes = write(NamedPlan(plan, profile, path, layout, chain, modules, names))
+    actions = torch_pipelining.csv_of_plan(plan) if to in ON_TORCH else ""
     recomputed = [i for i, stage in enumerate(plan.stages) if stage.recompute or stage.by_block]
     if recomputed:
         notes.append(
@@ -103,7 +95,7 @@ def export_layout(
     if layout.group_size > 1:
         notes.append(
             f"each pipeline rank is a tensor group of {layout.group_size} ranks; which tensors it "
-            f"divides is {form.title}'s to say"
+            f"divides is {title}'s to say"
         )
     return Exported(layout, names, text, actions, tuple(notes))
 
@@ -112,17 +104,11 @@ def read_layout(
     of: str, path: Path, profile: ModelProfile, options: LayoutOptions
 ) -> PipelineLayout:
     """The layout in a file of the framework ``of``, for the model of ``profile``."""
-    form = format_named(of, reads=True)
-    assert form.read is not None
-    return form.read(path, profile, options)
+    return framework_named(of, READERS, "read")(path, profile, options)
 
 
-def format_named(name: str, reads: bool = False) -> Format:
-    """The format of a framework whose layouts are written, or also read."""
-    known = [name for name, form in FORMATS.items() if (form.read if reads else form.write)]
+def framework_named(name: str, known: Mapping[str, T], done: str) -> T:
+    """The entry of a framework in ``known``, whose layouts are ``done``: written, or read."""
     if name not in known:
-        raise BadInput(
-            f"layouts of '{name}' are not {'read' if reads else 'written'}; "
-            f"name one of {', '.join(known)}"
-        )
-    return FORMATS[name]
+        raise BadInput(f"layouts of '{name}' are not {done}; name one of {', '.join(known)}")
+    return known[name]

@@ -165,17 +165,6 @@ def stage_modules(
     return found
 
 
-def names_of_stages(
-    stages: Sequence[Sequence[ModuleLayers]], joined: Mapping[str, str]
-) -> tuple[tuple[str, ...], ...]:
-    """The names of each stage's modules, with the light ones beside them."""
-    listed = with_light_modules([m.name for modules in stages for m in modules], joined)
-    return tuple(
-        tuple(name for module in dict.fromkeys(m.name for m in modules) for name in listed[module])
-        for modules in stages
-    )
-
-
 def check_neighbours(
     layout: PipelineLayout, chain: Sequence[ModuleLayers], profile: ModelProfile, target: str
 ) -> None:
