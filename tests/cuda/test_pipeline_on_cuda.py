@@ -17,10 +17,11 @@ from torch import nn
 from torch.optim import SGD, AdamW
 
 from penstock.capture.capture import capture_model
+from penstock.capture.layer_graph import LayerGraph
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.examples.gpt_text import Gpt, next_byte_loss
 from penstock.measure.layer_times import measure_profile
-from penstock.plan.plan import Plan, Stage
+from penstock.plan.plan import Plan, Stage, with_recompute
 from penstock.runtime.options import Safety
 from penstock.runtime.pipeline import Pipeline
 from penstock.simulate.simulation import simulate_plan
@@ -70,17 +71,19 @@ def one_device(
     return Plan(stages, micro_batches, ROWS, schedule)
 
 
-def pipeline(
-    name: str, made: Any = None, *, compile: bool = False, **options: Any
-) -> tuple[Pipeline, Any]:
-    model, batch, loss = made or MODELS[name]()
-    graph = capture_model(model.to(DEVICE), on_device(batch), loss=loss, compile=compile)
+def captured(
+    name: str, device: torch.device = DEVICE, times: int = 1, compile: bool = False
+) -> tuple[LayerGraph, Any]:
+    """A model and its batch, of so many times the rows, on a device."""
+    model, batch, loss = MODELS[name]()
+    own = tuple(tensor.repeat_interleave(times, 0).to(device) for tensor in batch)
+    return capture_model(model.to(device), own, loss=loss, compile=compile), own
+
+
+def pipeline(name: str, *, compile: bool = False, **options: Any) -> tuple[Pipeline, Any]:
+    graph, batch = captured(name, compile=compile)
     options = {"optimizer": lambda p: AdamW(p, lr=1e-3), "device": DEVICE, **options}
-    return Pipeline(graph, on_device(batch), plan=one_device(graph), **options), on_device(batch)
-
-
-def on_device(batch: Any) -> Any:
-    return tuple(tensor.to(DEVICE) for tensor in batch)
+    return Pipeline(graph, batch, plan=one_device(graph), **options), batch
 
 
 PRECISIONS: dict[str, dict[str, Any]] = {
@@ -104,8 +107,7 @@ def test_the_first_step_is_that_of_the_module(name: str, precision: str) -> None
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_left_on_the_host_is_trained_on_the_device(name: str) -> None:
-    model, batch, loss = MODELS[name]()
-    graph = capture_model(model, batch, loss=loss)
+    graph, batch = captured(name, torch.device("cpu"))
     with Pipeline(
         graph, batch, plan=one_device(graph), optimizer=lambda p: SGD(p, lr=0.1), device=DEVICE
     ) as pipe:
@@ -135,16 +137,10 @@ def test_dropout_is_drawn_again_where_a_stage_is_recomputed() -> None:
     torch.backends.cudnn.deterministic = True
     gradients: list[dict[str, torch.Tensor]] = []
     for recompute in (False, True):
-        model, batch, loss = net()
-        graph = capture_model(model.to(DEVICE), on_device(batch), loss=loss)
-        plan = one_device(graph)
-        stages = tuple(
-            Stage(stage.layers, stage.devices, stage.slices, recompute=recompute)
-            for stage in plan.stages
-        )
-        plan = Plan(stages, plan.micro_batches, plan.micro_batch_size, plan.schedule)
-        with Pipeline(graph, on_device(batch), plan=plan, device=DEVICE, verify="off") as pipe:
-            pipe.step(on_device(batch))
+        graph, batch = captured("net")
+        plan = with_recompute(one_device(graph), recompute)
+        with Pipeline(graph, batch, plan=plan, device=DEVICE, verify="off") as pipe:
+            pipe.step(batch)
             gradients.append({n: p.grad.clone() for n, p in pipe.named_parameters()})  # type: ignore[union-attr]
     first, second = gradients
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -175,9 +171,7 @@ def test_the_host_does_not_wait_inside_an_iteration(name: str) -> None:
     """As many waits with twelve micro-batches as with four: they are at the end of a step."""
     waits: list[int] = []
     for micro_batches in (4, 12):
-        model, batch, loss = MODELS[name]()
-        own = tuple(tensor.repeat_interleave(micro_batches // 4, 0) for tensor in on_device(batch))
-        graph = capture_model(model.to(DEVICE), own, loss=loss)
+        graph, own = captured(name, times=micro_batches // 4)
         plan = one_device(graph, micro_batches=micro_batches)
         options: dict[str, Any] = {"optimizer": lambda p: AdamW(p, lr=1e-3), "device": DEVICE}
         with Pipeline(graph, own, plan=plan, verify="off", **options) as pipe:
@@ -245,17 +239,8 @@ COMMANDS = {
 def test_commands(name: str, tmp_path: Path) -> None:
     device = ["--device", "cuda"] if DEVICE.type == "cuda" else []
     place = ["-o", str(tmp_path / "out")] if "verify" not in name else []
-    ended = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "from penstock.cli import main; main()",
-            *COMMANDS[name],
-            *device,
-            *place,
-        ],
-        capture_output=True,
-        text=True,
-    )
+    start = [sys.executable, "-c", "from penstock.cli import main; main()"]
+    command = [*start, *COMMANDS[name], *device, *place]
+    ended = subprocess.run(command, capture_output=True, text=True)
     print(ended.stdout[-3000:], ended.stderr[-2000:])
     assert ended.returncode == 0

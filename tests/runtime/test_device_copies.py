@@ -1,6 +1,7 @@
 """What goes to a rank's device: rows that it reads, each once. Torch's meta device stands in."""
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from penstock.capture.batch.part import PartialLeaf
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.clock import StepClock
 from penstock.runtime.program import DeviceCopies, Program, lower
-from penstock.runtime.transport.channels import PipelineChannels, Places
+from penstock.runtime.transport.channels import PipelineChannels
 from penstock.runtime.transport.messages import BoundaryTensors, RankMessages
 from penstock.schedule.action import Action
 
@@ -52,10 +53,11 @@ class Idle:
 def program(plan: Plan, boundaries: Sequence[BoundaryTensors], rank: int) -> Program:
     """What a rank with both stages does in a step of eight rows."""
     tensors, stages = boundaries[0].tensors, {0: Idle(), 1: Idle()}
-    places = {0: Places((), tensors), 1: Places(tensors, ())}
+    ends = ((), tensors), (tensors, ())
+    programs: Any = {n: SimpleNamespace(received=r, sent=s) for n, (r, s) in enumerate(ends)}
 
     def channels(messages: RankMessages) -> PipelineChannels:
-        return PipelineChannels(rank, None, places, StepClock(), messages, DEVICE)
+        return PipelineChannels(rank, None, programs, StepClock(), messages, DEVICE)
 
     return lower(plan, boundaries, rank, (8, ()), stages, channels, training=True)
 

@@ -42,6 +42,7 @@ from penstock.runtime.stage.batch_norm import BatchNorms, groups_with_batch_norm
 from penstock.runtime.stage.building import runner_of, stages_of
 from penstock.runtime.stage.compiled_call import StageCompiler
 from penstock.runtime.stage.parameter_shards import ParameterShards
+from penstock.runtime.stage.partial_recompute import fastest_call
 from penstock.runtime.stage.random_stream import RandomStream
 from penstock.runtime.stage.runner import LossTerm, ModuleRunner
 from penstock.runtime.stage.whole_loss import EndOfPipeline
@@ -328,11 +329,12 @@ class Engine:
         compiled = graph is self.graph and alone
         launching = partial(self.buckets.launching, place.stage)
         take_outputs = self.metrics.take_outputs if self.metrics is not None else None
+        calls = self.shards_of(place.stage) or (compiler if compiled else None)
         make = partial(
             runner_of,
             graph,
             device=self.world.device,
-            calls=self.shards_of(place.stage) or (compiler if compiled else None),
+            call_of=calls.call_of if calls is not None else fastest_call,
             around_last_backward=launching if self.buckets.shared else nullcontext,
             **self.options_of(place, program),
         )

@@ -27,7 +27,7 @@ from penstock.runtime.stage.runner import (
     Tensors,
     Work,
 )
-from penstock.runtime.transport.channels import PipelineChannels, Places
+from penstock.runtime.transport.channels import PipelineChannels
 from penstock.runtime.transport.messages import (
     BoundaryTensors,
     RankMessages,
@@ -374,9 +374,8 @@ class RankStages(Generic[Runner]):
 
     def channels(self, messages: RankMessages) -> PipelineChannels:
         """Channels for the messages of one iteration."""
-        places = {stage: Places(p.received, p.sent) for stage, p in self.programs.items()}
-        world, clock = self._world, self._clock
-        return PipelineChannels(world.rank, self._transport, places, clock, messages, world.device)
+        world, to_others = self._world, (self._transport, self.programs, self._clock)
+        return PipelineChannels(world.rank, *to_others, messages, world.device)
 
     def take(
         self,

@@ -1,10 +1,11 @@
 """The reference's toys as models, their plans, and the optimizers of the asynchronous tests."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from reference.asynchronous_training import Settings
+from reference.asynchronous_training import Settings, train
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -12,7 +13,10 @@ from torch.optim.lr_scheduler import LambdaLR
 from penstock.capture.chain import Chain
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.row_split import split_rows
+from penstock.runtime.asynchronous.weight_versions import WeightVersions
+from penstock.runtime.pipeline import Pipeline
 
+TOLERANCE = 1e-12
 WIDTH, ROWS = 3, 4
 OPTIMIZERS = {
     "momentum": Settings("sgd", 0.02),
@@ -64,6 +68,54 @@ class TwoLayers(nn.Module):
 def chain(weights: list[np.ndarray]) -> Chain:
     """A stage a layer; the loss is half the mean square."""
     return Chain([(Shift if w.ndim == 1 else TwoLayers)(w) for w in weights], half_mean_square)
+
+
+def batches_of(count: int, micro_batches: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    inputs, targets = (
+        torch.from_numpy(part).reshape(count, micro_batches * ROWS, WIDTH)
+        for part in data(count * micro_batches)
+    )
+    return list(zip(inputs, targets, strict=True))
+
+
+def defined(
+    method: str, stages: int, settings: Settings, micro_batches: int, **options: Any
+) -> list[list[np.ndarray]]:
+    """Every weight of each stage by the method's definition, over all micro-batches of a run.
+
+    ``toy`` is that of `first_weights`; other options are those of the reference.
+    """
+    first = first_weights(stages, options.pop("toy", "linear"))
+    size = stages if method in ("2bw", "xpipe") else 1
+    return train(method, first, *data(micro_batches), settings, size, **options)
+
+
+def noting(pipe: Pipeline) -> list[list[np.ndarray]]:
+    """The weights of each stage of this process, from now on after every update."""
+    found: list[list[np.ndarray]] = []
+    for versions in pipe.weight_versions.values():
+        noted, update = [as_array(versions.parameters)], versions.update
+
+        def note(
+            step: Callable[[], object],
+            versions: WeightVersions = versions,
+            noted: list[np.ndarray] = noted,
+            update: Callable[[Callable[[], object]], None] = update,
+        ) -> None:
+            update(step)
+            noted.append(as_array(versions.parameters))
+
+        found.append(noted)
+        versions.update = note
+    return found
+
+
+def assert_equal_histories(found: list[list[np.ndarray]], expected: list[list[np.ndarray]]) -> None:
+    assert [len(stage) for stage in found] == [len(stage) for stage in expected]
+    for stage, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+        for update, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+            gap = np.abs(a - b).max()
+            assert gap <= TOLERANCE * np.abs(b).max(), (stage, update, gap)
 
 
 def as_array(parameters: Sequence[torch.Tensor]) -> np.ndarray:

@@ -1,23 +1,20 @@
 """What the worker processes of the asynchronous tests run."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import torch.distributed as dist
 from pipelines_of_any_plan import Pipeline
 from runtime.asynchronous.asynchronous_cases import (
     OPTIMIZERS,
-    ROWS,
-    WIDTH,
     as_array,
+    batches_of,
     chain,
-    data,
     first_weights,
     make_optimizer,
     make_schedule,
+    noting,
     plan_of_stages,
 )
 from runtime.pipeline_cases import join
@@ -25,14 +22,6 @@ from runtime.pipeline_cases import join
 from penstock.plan.plan import Plan
 from penstock.runtime.metrics import StepMetrics
 from penstock.runtime.options import Safety, Update
-
-
-def batches_of(count: int, micro_batches: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    inputs, targets = (
-        torch.from_numpy(part).reshape(count, micro_batches * ROWS, WIDTH)
-        for part in data(count * micro_batches)
-    )
-    return list(zip(inputs, targets, strict=True))
 
 
 def pipeline(plan: Plan, optimizer: str, **options: Any) -> Pipeline:
@@ -48,20 +37,6 @@ def pipeline(plan: Plan, optimizer: str, **options: Any) -> Pipeline:
     )
 
 
-def noting(pipe: Pipeline) -> list[np.ndarray]:
-    """This rank's weights, from now on after every update."""
-    (versions,) = pipe.weight_versions.values()
-    found = [as_array(versions.parameters)]
-    update = versions.update
-
-    def note(step: Callable[[], object]) -> None:
-        update(step)
-        found.append(as_array(versions.parameters))
-
-    versions.update = note
-    return found
-
-
 def histories(cases: list[tuple[str, str, int, int, int, bool, str]]) -> dict[Any, Any]:
     """Weights and metrics of this rank, by case.
 
@@ -75,7 +50,7 @@ def histories(cases: list[tuple[str, str, int, int, int, bool, str]]) -> dict[An
         plan = plan_of_stages(stages, method, micro_batches, replicas=replicas, recompute=recompute)
         safety, update = Safety(transport=transport), Update(prediction_error_every=1)
         with pipeline(plan, optimizer, safety=safety, update=update) as pipe:
-            noted = noting(pipe)
+            (noted,) = noting(pipe)
             metrics = list(pipe.stream(batches_of(count, micro_batches)))
             copies = next(iter(pipe.weight_versions.values())).most_copies
         found[case] = (noted, [m.loss for m in metrics], copies, metrics[-1])
@@ -124,8 +99,4 @@ def uses() -> dict[str, Any]:
         found["short"] = [m.samples for m in pipe.stream([batches[1], short, batches[2]])]
         found["events"] = {event.kind for event in pipe.timeline().events}
         found["equal"] = pipe.verify(batches[0]).equal
-        try:
-            pipe.step(tuple(part[:1] for part in batches[0]))
-        except Exception as problem:
-            found["refused"] = f"{type(problem).__name__}: {problem}"
     return found

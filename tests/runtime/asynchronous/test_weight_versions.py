@@ -7,16 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from reference.asynchronous_training import METHODS, Settings, train
+from reference.asynchronous_training import METHODS, Settings
 from runtime.asynchronous.asynchronous_cases import (
     OPTIMIZERS,
+    TOLERANCE,
     TwoLayers,
     as_array,
+    assert_equal_histories,
+    batches_of,
     chain,
     data,
+    defined,
     first_weights,
     make_optimizer,
     make_schedule,
+    noting,
     plan_of_stages,
 )
 
@@ -29,8 +34,6 @@ from penstock.runtime.pipeline import Pipeline
 from penstock.schedule.shape import StageCost
 from penstock.simulate.instances import instances_of
 
-TOLERANCE = 1e-12
-
 
 def in_process(
     stages: int,
@@ -42,27 +45,11 @@ def in_process(
     **options,
 ) -> Pipeline:
     """All stages of the linear toy (or ``model``) in this process."""
-    inputs, targets = (torch.from_numpy(part).flatten(0, 1) for part in data(micro_batches))
+    (batch,) = batches_of(1, micro_batches)
     plan = replace(plan_of_stages(stages, method, micro_batches), costs=costs)
     model = model or chain(first_weights(stages))
     options = {"safety": Safety(transport="in-process"), "verify": "off", **options}
-    return Pipeline(model, (inputs, targets), plan=plan, **options)
-
-
-def histories(player: Pipeline) -> list[list[np.ndarray]]:
-    """Every weight that each stage gets from now on, noted at its updates."""
-    found: list[list[np.ndarray]] = []
-    for versions in player.weight_versions.values():
-        noted = [as_array(versions.parameters)]
-        found.append(noted)
-        update = versions.update
-
-        def noting(step, update=update, versions=versions, noted=noted):
-            update(step)
-            noted.append(as_array(versions.parameters))
-
-        versions.update = noting
-    return found
+    return Pipeline(model, batch, plan=plan, **options)
 
 
 def played(
@@ -76,10 +63,6 @@ def played(
     toy: str = "linear",
     costs: tuple[StageCost, ...] = (),
 ) -> tuple[list[list[np.ndarray]], Pipeline]:
-    inputs, targets = (
-        torch.from_numpy(part).reshape(batches, -1, part.shape[-1])
-        for part in data(batches * micro_batches)
-    )
     player = in_process(
         stages,
         method,
@@ -89,20 +72,11 @@ def played(
         optimizer=make_optimizer(settings),
         learning_rate_schedule=make_schedule(settings),
     )
-    found = histories(player)
-    every = list(zip(inputs, targets, strict=True))
+    found, every = noting(player), batches_of(batches, micro_batches)
     for start in range(0, batches, drain_every or batches):
         for _ in player.stream(every[start : start + (drain_every or batches)]):
             pass
     return found, player
-
-
-def assert_equal_histories(found: list[list[np.ndarray]], expected: list[list[np.ndarray]]) -> None:
-    assert [len(stage) for stage in found] == [len(stage) for stage in expected]
-    for stage, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
-        for update, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-            gap = np.abs(a - b).max()
-            assert gap <= TOLERANCE * np.abs(b).max(), (stage, update, gap)
 
 
 @pytest.mark.parametrize("toy", ["quadratic", "linear"])
@@ -114,9 +88,7 @@ def test_every_sequence_of_weights_is_that_of_the_definition(
 ) -> None:
     settings = OPTIMIZERS[name]
     micro_batches, batches = 2 * stages, 4
-    size = stages if method in ("2bw", "xpipe") else 1
-    inputs, targets = data(micro_batches * batches)
-    expected = train(method, first_weights(stages, toy), inputs, targets, settings, size)
+    expected = defined(method, stages, settings, micro_batches * batches, toy=toy)
     found, _ = played(method, stages, settings, micro_batches, batches, toy=toy)
     assert_equal_histories(found, expected)
 
@@ -124,9 +96,8 @@ def test_every_sequence_of_weights_is_that_of_the_definition(
 @pytest.mark.parametrize("stages", [4, 5])
 def test_spectrain_predicts_as_published_where_the_plan_has_equal_passes(stages: int) -> None:
     settings, micro_batches, batches = OPTIMIZERS["momentum"], 2 * stages, 4
-    inputs, targets = data(micro_batches * batches)
     longer, alike = (
-        train("spectrain", first_weights(stages), inputs, targets, settings, 1, slots)
+        defined("spectrain", stages, settings, micro_batches * batches, slots_of_backward=slots)
         for slots in (2, 1)
     )
     costs = (StageCost(1.0, 0.5, 0.5),) * stages
@@ -139,11 +110,9 @@ def test_spectrain_predicts_as_published_where_the_plan_has_equal_passes(stages:
 @pytest.mark.parametrize("stages", [3, 4])
 def test_the_definitions_differ_from_one_another(stages: int, name: str) -> None:
     """Otherwise the test above would not tell the methods apart."""
-    inputs, targets = data(8 * stages)
     last: dict[str, np.ndarray] = {}
     for method in METHODS:
-        size = stages if method in ("2bw", "xpipe") else 1
-        weights = train(method, first_weights(stages), inputs, targets, OPTIMIZERS[name], size)
+        weights = defined(method, stages, OPTIMIZERS[name], 8 * stages)
         last[method] = np.stack([stage[-1] for stage in weights])
     for method, ours in last.items():
         for other, theirs in last.items():
@@ -153,11 +122,7 @@ def test_the_definitions_differ_from_one_another(stages: int, name: str) -> None
 @pytest.mark.parametrize("method", METHODS)
 def test_a_drained_pipeline_starts_anew(method: str) -> None:
     stages, settings = 3, OPTIMIZERS["adamw"]
-    size = stages if method in ("2bw", "xpipe") else 1
-    inputs, targets = data(2 * stages * 6)
-    expected = train(
-        method, first_weights(stages), inputs, targets, settings, size, drain_every=4 * stages
-    )
+    expected = defined(method, stages, settings, 2 * stages * 6, drain_every=4 * stages)
     found, _ = played(method, stages, settings, 2 * stages, 6, drain_every=2)
     assert_equal_histories(found, expected)
 
@@ -165,8 +130,7 @@ def test_a_drained_pipeline_starts_anew(method: str) -> None:
 @pytest.mark.parametrize("method", [m for m in METHODS if m not in ("2bw", "xpipe")])
 def test_a_batch_may_have_fewer_micro_batches_than_there_are_stages(method: str) -> None:
     settings = OPTIMIZERS["momentum"]
-    inputs, targets = data(12)
-    expected = train(method, first_weights(4), inputs, targets, settings, 1)
+    expected = defined(method, 4, settings, 12)
     found, _ = played(method, 4, settings, 1, 12)
     assert_equal_histories(found, expected)
 
@@ -228,7 +192,7 @@ def test_predictions_are_compared_with_what_came() -> None:
     player = in_process(
         stages, "spectrain", 1, optimizer=made, update=Update(prediction_error_every=1)
     )
-    history: list[list[np.ndarray]] = histories(player)
+    history = noting(player)
     for _ in player.stream([(inputs[0], targets[0])] * 40):
         pass
     for stage, versions in player.weight_versions.items():
@@ -252,25 +216,18 @@ def tied_chain(stages: int) -> Chain:
     return model
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
-def test_with_a_flush_stages_in_one_process_train_as_one_device(schedule: str, tied: bool) -> None:
-    settings, stages = OPTIMIZERS["adamw"], 3
-    inputs, targets = (torch.from_numpy(part).reshape(4, -1, 3) for part in data(16))
-    made = tied_chain if tied else lambda stages: chain(first_weights(stages))
-    options: Any = {"optimizer": make_optimizer(settings), "clip_norm": 0.05}
-    player = in_process(stages, schedule, 4, model=made(stages), **options)
-    model = made(stages)
-    optimizer = make_optimizer(settings)(list(model.parameters()))
-    for x, target in zip(inputs, targets, strict=True):
+def test_with_a_flush_tied_stages_in_one_process_train_as_one_device(schedule: str) -> None:
+    made, model = make_optimizer(OPTIMIZERS["adamw"]), tied_chain(3)
+    player = in_process(3, schedule, 4, model=tied_chain(3), optimizer=made, clip_norm=0.05)
+    optimizer = made(list(model.parameters()))
+    for x, target in batches_of(4, 4):
         optimizer.zero_grad()
         loss = model.loss(model(x), target)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
         optimizer.step()
         assert player.step((x, target)).loss == pytest.approx(float(loss.detach()), rel=1e-12)
-    expected = float(model.loss(model(inputs[0]), targets[0]).detach())
-    assert player.evaluate((inputs[0], targets[0])).loss == pytest.approx(expected, rel=1e-12)
 
 
 def test_clipping_is_that_of_one_stage_at_one_update() -> None:
@@ -278,7 +235,7 @@ def test_clipping_is_that_of_one_stage_at_one_update() -> None:
     inputs, targets = (torch.from_numpy(part) for part in data(1))
     descent = partial(torch.optim.SGD, lr=1.0)
     player = in_process(stages, "vanilla", 1, optimizer=descent, clip_norm=limit)
-    found = histories(player)
+    found = noting(player)
     player.step((inputs[0], targets[0]))
     for stage in found:
         assert np.linalg.norm(stage[1] - stage[0]) == pytest.approx(limit, rel=1e-2)

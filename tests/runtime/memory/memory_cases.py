@@ -1,16 +1,16 @@
 """What the worker processes of the memory tests run: predicted and measured peaks, and growth."""
 
 import gc
-import os
 import time
 from collections.abc import Sequence
 from math import inf
 from typing import Any
 
+import models
 import torch
-import transformers
 from pipelines_of_any_plan import Pipeline
 from runtime.pipeline_cases import integers, join, plan_of
+from runtime.pipeline_life_cases import held
 from torch import nn
 
 from penstock.capture.capture import capture_model
@@ -31,6 +31,15 @@ GPT2: dict[str, Any] = {
     "n_embd": WIDTH,
     "n_head": 4,
     "n_positions": SEQUENCE,
+    "vocab_size": VOCABULARY,
+    "use_cache": False,
+}
+LLAMA: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "hidden_size": WIDTH,
+    "intermediate_size": 3 * WIDTH,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
     "vocab_size": VOCABULARY,
     "use_cache": False,
 }
@@ -119,7 +128,7 @@ def peaks_of_gpt2(
     found = []
     for reentrant, schedule in cases:
         torch.manual_seed(0)
-        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2))
+        model: Any = models.gpt2(0.1, **GPT2)
         model.gradient_checkpointing_enable({"use_reentrant": reentrant})
         graph = capture_model(model, example)
         plan = plan_of(
@@ -129,21 +138,6 @@ def peaks_of_gpt2(
     return found
 
 
-def llama() -> nn.Module:
-    """A small Llama with weights of its own in the head."""
-    return transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=WIDTH,
-            intermediate_size=3 * WIDTH,
-            num_hidden_layers=4,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            use_cache=False,
-        )
-    )
-
-
 def by_block_and_kept(name: str) -> tuple[float, float, float, float]:
     """For a model on two stages: predicted and measured peak by block, measured peak where all is
     kept, and by how much the losses of two steps differ at most."""
@@ -151,8 +145,8 @@ def by_block_and_kept(name: str) -> tuple[float, float, float, float]:
     tokens, _ = batch()
     example = {"input_ids": tokens, "labels": tokens}
     torch.manual_seed(0)
-    gpt2 = transformers.GPT2Config(**GPT2, resid_pdrop=0.3)
-    model = llama() if name == "llama" else transformers.GPT2LMHeadModel(gpt2)
+    drops = {"resid_pdrop": 0.3}
+    model = models.llama(**LLAMA) if name == "llama" else models.gpt2(0.1, **GPT2 | drops)
     graph = capture_model(model, example, granularity="block")
     first = {key: value.clone() for key, value in model.state_dict().items()}
     kept = plan_of(len(graph.layer_names), (1, 1), "gpipe", micro_batches=MICRO_BATCHES, rows=ROWS)
@@ -176,17 +170,9 @@ def by_block_and_kept(name: str) -> tuple[float, float, float, float]:
 
 def state_of_process() -> dict[str, int]:
     """What would grow if a step left something behind."""
-    gc.collect()
-    objects = gc.get_objects()
-    with open("/proc/self/status") as status:
-        resident = next(line for line in status if line.startswith("VmRSS"))
-    return {
-        "resident bytes": int(resident.split()[1]) * 1024,
-        "open files": len(os.listdir("/proc/self/fd")),
-        "threads": len(os.listdir("/proc/self/task")),
-        "tensors": sum(issubclass(type(thing), torch.Tensor) for thing in objects),
-        "objects": len(objects),
-    }
+    found, objects = held(), gc.get_objects()
+    tensors = sum(issubclass(type(thing), torch.Tensor) for thing in objects)
+    return {**found, "tensors": tensors, "objects": len(objects)}
 
 
 def settled_state(tensors: int) -> dict[str, int]:

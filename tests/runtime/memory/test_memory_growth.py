@@ -21,11 +21,9 @@ def assert_steady(schedules: tuple[str, ...], transport: str, steps: int) -> Non
         assert set(by_schedule) == set(schedules)
         for schedule, grown in by_schedule.items():
             case = f"rank {rank}, {schedule}, {transport}: {grown}"
-            assert grown["open files"] <= 0, case
-            assert grown["threads"] <= 0, case
-            assert grown["tensors"] <= 0, case
+            assert all(grown[what] <= 0 for what in ("files", "threads", "tensors")), case
             assert grown["objects"] <= OBJECTS, case
-            assert grown["resident bytes"] <= RESIDENT_BYTES, case
+            assert grown["resident"] <= RESIDENT_BYTES, case
 
 
 def test_four_times_as_many_micro_batches_need_no_more_memory_over_gloo() -> None:

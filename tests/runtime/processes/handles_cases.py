@@ -1,9 +1,7 @@
 """What a process still holds after steps, and after a pipeline is closed."""
 
 import gc
-import os
 import types
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +9,7 @@ import torch.distributed as dist
 from pipelines_of_any_plan import Pipeline
 from runtime.matrix_cases import batch_of, captured, make_optimizer
 from runtime.matrix_plans import Case
+from runtime.pipeline_life_cases import held
 
 from penstock.runtime.options import Safety
 
@@ -39,16 +38,6 @@ def operations(root: object) -> list[dist.Work]:
         else:
             left += gc.get_referents(item)
     return found
-
-
-def held() -> dict[str, int]:
-    """Open files, threads, and pieces of memory shared with other ranks."""
-    gc.collect()
-    return {
-        "files": len(os.listdir("/proc/self/fd")),
-        "threads": len(os.listdir("/proc/self/task")),
-        "shared": Path("/proc/self/maps").read_text().count("memfd:"),
-    }
 
 
 def after_steps_and_after_closing(transport: str) -> dict[str, Any]:

@@ -13,20 +13,19 @@ from penstock.runtime.processes.world import World
 TRANSPORTS = ("shared-memory", pytest.param("process-groups", marks=pytest.mark.slow))
 END_S = 10.0
 START_S = 240.0
+STAGES = (1, 1, 1)
 
 
-def outcomes(deed: str, transport: str, replicas: tuple[int, ...], directory: Path) -> dict:
+def outcomes(deed: str, transport: str, directory: Path) -> dict:
     """Message and seconds of each rank that lived on."""
-    results, _ = run_ranks(
-        fail_at_rank_one, (deed, transport, replicas), sum(replicas), directory, START_S
-    )
+    results, _ = run_ranks(fail_at_rank_one, (deed, transport, STAGES), 3, directory, START_S)
     assert all(seconds < END_S for _, seconds in results.values()), results
     return {rank: text for rank, (text, _) in results.items()}
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_the_cause_of_a_failure_is_named_on_every_rank(transport: str, tmp_path: Path) -> None:
-    found = outcomes("raise", transport, (1, 1, 1), tmp_path)
+    found = outcomes("raise", transport, tmp_path)
     assert found.keys() == {0, 1, 2}
     for text in found.values():
         assert text.startswith("RunFailed: ")
@@ -38,7 +37,7 @@ def test_the_cause_of_a_failure_is_named_on_every_rank(transport: str, tmp_path:
 def test_a_killed_rank_ends_the_others_within_seconds(
     transport: str, deed: str, tmp_path: Path
 ) -> None:
-    found = outcomes(deed, transport, (1, 1, 1), tmp_path)
+    found = outcomes(deed, transport, tmp_path)
     assert found.keys() == {0, 2}
     for text in found.values():
         assert text.startswith("RunFailed: ") and "rank 1 ended" in text
@@ -49,32 +48,12 @@ def test_a_hanging_rank_is_named_when_the_time_limit_is_over(
     transport: str, tmp_path: Path
 ) -> None:
     results, codes = run_ranks(
-        fail_at_rank_one, ("stall", transport, (1, 1, 1)), 3, tmp_path, START_S, hanging=1
+        fail_at_rank_one, ("stall", transport, STAGES), 3, tmp_path, START_S, hanging=1
     )
     assert codes[1] is None, "the hanging rank hangs"
     texts = [text for text, _ in results.values()]
     assert len(texts) == 2
     assert any("waited 3 s for" in text and "stage 1 (rank 1)" in text for text in texts), texts
-
-
-def test_no_plan_runs_on_too_few_workers() -> None:
-    from torch import nn
-
-    from penstock.capture.chain import Chain
-    from penstock.errors import BadInput
-    from penstock.plan.plan import Plan, Stage
-    from penstock.runtime.pipeline import Pipeline
-
-    plan = Plan((Stage(range(1), (0,), (2,)), Stage(range(1, 3), (1,), (2,))), 2, 2, "1f1b")
-    chain = Chain([nn.Linear(2, 2), nn.Linear(2, 2)], loss=nn.MSELoss())
-    batch = (torch.zeros(4, 2), torch.zeros(4, 2))
-    with pytest.raises(BadInput, match=r"uses 2 devices but one worker runs.*nproc-per-node 2"):
-        Pipeline(chain, batch, plan=plan)
-    shorter = Plan((Stage(range(2), (0,), (2,)),), 2, 2, "1f1b")
-    with pytest.raises(
-        BadInput, match=r"covers 2 layers, the model Chain has 3 \(.+, loss\); plan again"
-    ):
-        Pipeline(chain, batch, plan=shorter)
 
 
 def test_a_process_that_is_alone_waits_without_a_store_to_look_into() -> None:

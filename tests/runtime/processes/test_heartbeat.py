@@ -24,14 +24,11 @@ def test_a_chain_ends_at_the_rank_that_does_not_answer() -> None:
     )
 
 
-def test_a_rank_that_computes_is_the_end_of_a_chain() -> None:
+def test_a_rank_that_computes_or_has_not_joined_is_the_end_of_a_chain() -> None:
     positions = {0: waits("F0 from stage 1 (rank 1)", 1), 1: BUSY}
     assert chain(0, positions, {}) == (
         "rank 1 does not wait: it takes a step after batch 4, F5 of stage 1"
     )
-
-
-def test_a_rank_that_has_not_joined_is_named() -> None:
     positions = {0: waits("all ranks", -1, "the start"), 1: None}
     assert chain(0, positions, {}) == "rank 1 has not joined the run"
 
@@ -49,18 +46,10 @@ def test_an_operation_that_does_not_say_for_whom_it_waits_is_explained_by_silenc
     assert chain(0, positions, {2: 9.0}).startswith("rank 2 has not answered for 9 s")
 
 
-def test_ranks_in_an_exchange_and_in_a_step_wait_for_one_another_for_ever() -> None:
+def test_only_ranks_in_an_exchange_and_in_a_step_wait_for_one_another_for_ever() -> None:
     meeting = waits("all ranks", -1, "exchange 4", "saves a checkpoint")
     in_step = {0: waits("B0 from stage 1 (rank 1)", 1), 2: waits("B0 from stage 0 (rank 0)", 0)}
     assert circle({**in_step, 1: meeting}) == (1, 0)
     assert circle({**in_step, 1: BUSY}) == ()
-
-
-def test_messages_under_way_within_a_step_are_no_circle() -> None:
-    both = {0: waits("B0 from stage 1 (rank 1)", 1), 1: waits("F1 from stage 0 (rank 0)", 0)}
-    assert circle(both) == ()
-
-
-def test_all_ranks_in_one_exchange_are_no_circle() -> None:
-    meeting = waits("all ranks", -1, "exchange 4")
+    assert circle({**in_step, 1: waits("F1 from stage 0 (rank 0)", 0)}) == ()  # under way
     assert circle({0: meeting, 1: meeting, 2: BUSY}) == ()

@@ -2,11 +2,10 @@
 
 import copy
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-from pipelines_of_any_plan import Pipeline
 from runtime.pipeline_cases import MICRO_BATCHES, ROWS, join, normal
+from runtime.stage.compile_cases import stepped
 from torch import nn
 
 from penstock.capture.capture import capture_model
@@ -23,8 +22,8 @@ def with_dropout() -> nn.Module:
     return Chain(layers, loss=nn.MSELoss()).double()
 
 
-def trained(plan: Plan, steps: int, *, traced: bool) -> dict[str, Any]:
-    """Losses, weights, buffers, gradients and random numbers after some steps under ``plan``."""
+def trained(plan: Plan, steps: int, *, traced: bool) -> dict[str, torch.Tensor]:
+    """Losses, weights, buffers and random numbers after some steps under ``plan``."""
     torch.manual_seed(0)
     model = with_dropout()
     batch = (normal(MICRO_BATCHES * ROWS, 6, 1), normal(MICRO_BATCHES * ROWS, 6, 2))
@@ -33,14 +32,10 @@ def trained(plan: Plan, steps: int, *, traced: bool) -> dict[str, Any]:
         graph = capture_model(model, batch, loss=loss)
     else:
         graph = capture_model(model, batch)
-    torch.manual_seed(1)
-    with Pipeline(graph, batch, plan=plan, optimizer=lambda p: torch.optim.SGD(p, 0.1)) as pipe:
-        losses = [pipe.step(batch).loss for _ in range(steps)]
-        tensors = {n: t.detach().clone() for n, t in pipe._engine.held.named_tensors().items()}
-    return {"losses": losses, "random": torch.rand(3), **tensors}
+    return stepped(graph, plan, [batch] * steps)["tensors"]
 
 
-def trained_under(plans: Sequence[Plan], traced: bool) -> list[dict[str, Any]]:
+def trained_under(plans: Sequence[Plan], traced: bool) -> list[dict[str, torch.Tensor]]:
     """`trained` under each plan in turn, in the same processes."""
     join()
     return [trained(copy.deepcopy(plan), 3, traced=traced) for plan in plans]

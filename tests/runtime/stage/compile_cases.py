@@ -80,6 +80,18 @@ def trained(
         torch._dynamo.reset()
     graph = graph_of(model, compile=compile)
     batches = [(normal(rows, WIDTH, rows), normal(rows, WIDTH, rows + 1)) for rows in sizes]
+    return stepped(graph, plan, batches, autocast, evaluates=True)
+
+
+def stepped(
+    graph: LayerGraph,
+    plan: Plan,
+    batches: Sequence[Any],
+    autocast: torch.dtype | None = None,
+    *,
+    evaluates: bool = False,
+) -> dict[str, Any]:
+    """What `trained` returns; that ``evaluates`` the last batch after the steps."""
     torch.manual_seed(1)
     with Pipeline(
         graph,
@@ -89,7 +101,8 @@ def trained(
         autocast=autocast,
     ) as pipe:
         losses = [pipe.step(batch).loss for batch in batches]
-        losses.append(pipe.evaluate(batches[-1]).loss)
+        if evaluates:
+            losses.append(pipe.evaluate(batches[-1]).loss)
         tensors = {n: t.detach().clone() for n, t in pipe._engine.held.named_tensors().items()}
         graphs = pipe.compiled_graphs
     found = {"losses": torch.tensor(losses).double(), "random": torch.rand(3), **tensors}
@@ -108,19 +121,11 @@ def compiled_and_not(
 
 
 def trained_at_lengths(lengths: Sequence[int], *, compile: bool) -> dict[str, Any]:
-    """Losses and weights after a step on a batch of each length; the first is the example's."""
+    """`trained` on a batch of each length; the first is the example's."""
     torch.manual_seed(0)
     model = nn.Sequential(Perceptron(), nn.Linear(WIDTH, WIDTH)).double()
     batches = [tuple(torch.randn(4, n, WIDTH).double() for _ in range(2)) for n in lengths]
     dynamic: Any = {0: {1: "length"}, 1: {1: "length"}}
     graph = capture_model(model, batches[0], loss=nn.MSELoss(), dynamic=dynamic, compile=compile)
-    with Pipeline(
-        graph,
-        batches[0],
-        plan=Plan((Stage(range(len(graph.layer_names)), (0,), (2,)),), 2, 2, "gpipe"),
-        optimizer=lambda p: torch.optim.SGD(p, 0.1),
-    ) as pipe:
-        losses = [pipe.step(batch).loss for batch in batches]
-        tensors = {n: p.detach().clone() for n, p in pipe.named_parameters()}
-        graphs = pipe.compiled_graphs
-    return {"graphs": graphs, "tensors": {"losses": torch.tensor(losses).double(), **tensors}}
+    plan = Plan((Stage(range(len(graph.layer_names)), (0,), (2,)),), 2, 2, "gpipe")
+    return stepped(graph, plan, batches)

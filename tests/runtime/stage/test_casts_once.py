@@ -43,16 +43,17 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Casts(TorchDispatchMode):
-    """Counts the casts of matrices to bfloat16."""
+    """Notes the casts of tensors of a shape to bfloat16."""
 
-    def __init__(self) -> None:
+    def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
-        self.count = 0
+        self.made, self._shape = list[weakref.ref[Any]](), shape
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten._to_copy.default and result.dtype == torch.bfloat16:
-            self.count += tuple(result.shape) == SHAPES
+        is_cast = func is torch.ops.aten._to_copy.default and result.dtype == torch.bfloat16
+        if is_cast and tuple(result.shape) == self._shape:
+            self.made.append(weakref.ref(result.untyped_storage()))
         return result
 
 
@@ -88,9 +89,12 @@ def steps(form: str) -> tuple[list[torch.Tensor], int, int]:
         pipe.step(batch())
         pipe.step(batch())
         weights = [parameter.detach().clone() for parameter in own.parameters()]
-        with Casts() as casts, torch.autograd.graph.saved_tensors_hooks(note, lambda one: one):
+        with (
+            Casts(SHAPES) as casts,
+            torch.autograd.graph.saved_tensors_hooks(note, lambda one: one),
+        ):
             pipe.step(batch())
-    return weights, casts.count, len(saved)
+    return weights, len(casts.made), len(saved)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -108,27 +112,17 @@ def test_each_weight_is_cast_once_in_an_iteration(
 
 @pytest.mark.parametrize("form", FORMS)
 def test_what_a_stage_receives_is_not_kept(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    casts_kept, living, seen = engine.casts_kept, list[int](), list[weakref.ref[Any]]()
-
-    class Received(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            result = func(*args, **(kwargs or {}))
-            is_cast = func is torch.ops.aten._to_copy.default and result.dtype == torch.bfloat16
-            if is_cast and tuple(result.shape) == (2, WIDTH):
-                seen.append(weakref.ref(result.untyped_storage()))
-            return result
+    casts_kept, living, received = engine.casts_kept, list[int](), Casts((2, WIDTH))
 
     @contextmanager
     def counting(*given: Any) -> Iterator[None]:
-        with casts_kept(*given), Received():
+        with casts_kept(*given), received:
             yield
-            living.append(sum(ref() is not None for ref in seen))
+            living.append(sum(ref() is not None for ref in received.made))
 
     monkeypatch.setattr(engine, "casts_kept", counting)
     steps(form)
-    assert len(seen) > MICRO_BATCHES
+    assert len(received.made) > MICRO_BATCHES
     assert not any(living)
 
 

@@ -1,6 +1,7 @@
 """Compiled stages compute what the others do, to rounding."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -81,28 +82,22 @@ class Counting(Perceptron):
         return super().forward(x) / (1 + self.calls)
 
 
-def sgd(parameters: Any) -> torch.optim.SGD:
-    return torch.optim.SGD(parameters, 0.1)
-
-
-def stepped(model: nn.Module, *, compile: bool) -> tuple[list[float], int]:
-    """Losses of three steps, and the number of compiled graphs."""
+def pipeline(model: nn.Module, *, compile: bool) -> tuple[Pipeline, Any]:
+    """One stage in three micro-batches, and its batch."""
     torch._dynamo.reset()
     batch = normal(ROWS, WIDTH, 1), normal(ROWS, WIDTH, 2)
     graph = capture_model(model, batch, loss=nn.MSELoss(), compile=compile)
     plan = Plan((Stage(range(len(graph.layer_names)), (0,), (4,)),), 3, 4, "gpipe")
-    with Pipeline(graph, batch, plan=plan, optimizer=sgd, verify="off") as pipe:
-        return [pipe.step(batch).loss for _ in range(3)], pipe.compiled_graphs
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    return Pipeline(graph, batch, plan=plan, optimizer=sgd, verify="off"), batch
 
 
 @pytest.mark.timeout(600)
 def test_hooks_that_the_user_adds_later_run() -> None:
     model = nn.Sequential(Block(), nn.Linear(WIDTH, WIDTH)).double()
-    batch = normal(ROWS, WIDTH, 1), normal(ROWS, WIDTH, 2)
-    plan = Plan((Stage(range(3), (0,), (4,)),), 3, 4, "gpipe")
     called = list[str]()
-    graph = capture_model(model, batch, loss=nn.MSELoss(), compile=True)
-    with Pipeline(graph, batch, plan=plan, verify="off") as pipe:
+    pipe, batch = pipeline(model, compile=True)
+    with pipe:
         pipe.step(batch)
         for name in ("0.inner.up", "0"):
             module = model.get_submodule(name)
@@ -132,14 +127,16 @@ def replaced_forward(model: nn.Module) -> nn.Module:
     ids=["checkpoint", "python state", "forward of the user's own"],
 )
 def test_what_cannot_be_compiled_runs_as_it_is(made: Any, graphs: int) -> None:
-    models = list[nn.Module]()
-    for _ in range(2):
+    models, losses, found = list[nn.Module](), list[list[float]](), list[int]()
+    for compile in (True, False):
         torch.manual_seed(0)
         models.append(made().double())
-    compiled, found = stepped(models[0], compile=True)
-    plain, none = stepped(models[1], compile=False)
-    assert (found, none) == (graphs, 0)
-    assert compiled == pytest.approx(plain, rel=1e-11)
+        pipe, batch = pipeline(models[-1], compile=compile)
+        with pipe:
+            losses.append([pipe.step(batch).loss for _ in range(3)])
+            found.append(pipe.compiled_graphs)
+    assert found == [graphs, 0]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-11)
     for ours, theirs in zip(models[0].modules(), models[1].modules(), strict=True):
         assert vars(ours).keys() == vars(theirs).keys()
         assert getattr(ours, "calls", 0) == getattr(theirs, "calls", 0)

@@ -1,5 +1,7 @@
 """A stage whose linear layers defer or accumulate gradients, against the user's module."""
 
+from typing import TypeAlias
+
 import pytest
 import torch
 from torch import nn
@@ -11,6 +13,10 @@ from penstock.capture.forward.call import ProgramCall
 from penstock.capture.forward.deferred_weights import LARGE, DeferredGradients
 from penstock.capture.forward.stage_module import StageModule, StageProgram
 from penstock.runtime.stage.runner import ModuleRunner, StageInputs
+from penstock.schedule.action import ActionKind
+
+Kinds: TypeAlias = tuple[ActionKind, ...]
+BACKWARDS: list[Kinds] = [("B",), ("I", "W")]
 
 ROWS, TOKENS, WIDTH, VOCABULARY = 3, 5, 8, 11
 
@@ -45,8 +51,8 @@ def token_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def gradients(kind: str, wide: int, hooked: bool = False) -> tuple[dict[str, torch.Tensor], int]:
-    """Those of two micro-batches, and how often a hook on one parameter ran."""
+def gradients(kinds: Kinds, wide: int, hooked: bool = False) -> tuple[dict[str, torch.Tensor], int]:
+    """Those of two micro-batches by these actions or by plain autograd, and a hook's calls."""
     program = whole_stage(wide)
     named = {n: p for n, p in program.module.named_parameters() if p.requires_grad}
     for parameter in named.values():
@@ -62,43 +68,36 @@ def gradients(kind: str, wide: int, hooked: bool = False) -> tuple[dict[str, tor
     tokens = torch.randint(
         0, VOCABULARY, (2, ROWS, TOKENS), generator=torch.Generator().manual_seed(1)
     )
-    if kind == "plain":
+    if not kinds:
         for batch in tokens:
             loss, weight, *_ = program.module(*[batch for _ in program.batch_inputs])
             (loss * weight).backward()
     else:
         runner = ModuleRunner(program, torch.device("cpu"))
         leaves = tuple(tuple(batch for _ in program.batch_inputs) for batch in tokens)
-        halved = frozenset({0, 1}) if kind == "IW" else frozenset[int]()
+        halved = frozenset({0, 1}) if "I" in kinds else frozenset[int]()
         runner.begin(StageInputs(leaves, (ROWS, ROWS), halved=halved))
-        for m in (0, 1):
-            runner.forward(m, [])
-        for m in (0, 1):
-            if kind == "IW":
-                runner.backward_input(m, [])
-            else:
-                runner.backward(m, [])
-        for m in (0, 1):
-            if kind == "IW":
-                runner.backward_weight(m)
+        for kind in ("F", *kinds):
+            for m in (0, 1):
+                runner.work(kind)(m, [])
     return {name: p.grad for name, p in named.items() if p.grad is not None}, calls
 
 
-@pytest.mark.parametrize("kind", ["B", "IW"])
+@pytest.mark.parametrize("kinds", BACKWARDS)
 @pytest.mark.parametrize("wide", [16, LARGE // WIDTH])
-def test_gradients_are_those_of_plain_autograd(kind: str, wide: int) -> None:
-    expected, _ = gradients("plain", wide)
-    found, _ = gradients(kind, wide)
+def test_gradients_are_those_of_plain_autograd(kinds: Kinds, wide: int) -> None:
+    expected, _ = gradients((), wide)
+    found, _ = gradients(kinds, wide)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         assert torch.allclose(found[name], value, rtol=1e-11, atol=1e-13), name
 
 
-@pytest.mark.parametrize("kind", ["plain", "B", "IW"])
-def test_hooks_of_a_parameter_run_once_for_each_micro_batch(kind: str) -> None:
-    found, calls = gradients(kind, 16, hooked=True)
+@pytest.mark.parametrize("kinds", [(), *BACKWARDS])
+def test_hooks_of_a_parameter_run_once_for_each_micro_batch(kinds: Kinds) -> None:
+    found, calls = gradients(kinds, 16, hooked=True)
     assert calls == 2
-    expected, _ = gradients("plain", 16)
+    expected, _ = gradients((), 16)
     assert torch.allclose(found["twice.weight"], expected["twice.weight"], rtol=1e-11)
 
 
@@ -164,8 +163,8 @@ class Checkpointed(nn.Module):
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("kinds", ["B", "IW"])
-def test_what_is_in_the_users_checkpoint_runs_as_it_is(kinds: str, reentrant: bool) -> None:
+@pytest.mark.parametrize("kinds", BACKWARDS)
+def test_what_is_in_the_users_checkpoint_runs_as_it_is(kinds: Kinds, reentrant: bool) -> None:
     torch.manual_seed(0)
     model, x = Checkpointed(reentrant).double(), torch.randn(ROWS, WIDTH, dtype=torch.float64)
     graph = capture_model(model, (x, x[:, :1]), loss=nn.MSELoss())
@@ -177,12 +176,8 @@ def test_what_is_in_the_users_checkpoint_runs_as_it_is(kinds: str, reentrant: bo
     runner = ModuleRunner(program, torch.device("cpu"))
     halved = frozenset({0}) if "I" in kinds else frozenset[int]()
     runner.begin(StageInputs(((x, x[:, :1]),), (ROWS,), halved=halved))
-    runner.forward(0, [])
-    for kind in kinds:
-        if kind == "W":
-            runner.backward_weight(0)
-        else:
-            (runner.backward if kind == "B" else runner.backward_input)(0, [])
+    for kind in ("F", *kinds):
+        runner.work(kind)(0, [])
     assert len(expected) == 6
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None

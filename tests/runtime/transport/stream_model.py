@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from types import SimpleNamespace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -36,7 +36,7 @@ from penstock.runtime.stage.batch_norm import SynchronisedBatchNorm
 from penstock.runtime.stage.parameter_shards import Unit
 from penstock.runtime.stage.shards import copy_values
 from penstock.runtime.transport import process_groups
-from penstock.runtime.transport.channels import PipelineChannels, Places
+from penstock.runtime.transport.channels import PipelineChannels
 from penstock.runtime.transport.messages import (
     BoundaryTensors,
     RankMessages,
@@ -136,19 +136,11 @@ class Recorder:
         return self._collective(f"broadcast of {tensor.numel()} from {source}", group, async_op)
 
     def all_gather(
-        self, rows: object, own: torch.Tensor, group: str, async_op: bool
+        self, found: object, own: torch.Tensor, group: str, async_op: bool
     ) -> SimpleNamespace:
-        return self._collective(f"all-gather of {own.numel()}", group, async_op)
+        return self._collective(f"gather or scatter of {own.numel()}", group, async_op)
 
-    def gather_into(
-        self, found: torch.Tensor, own: torch.Tensor, group: str, async_op: bool
-    ) -> SimpleNamespace:
-        return self._collective(f"all-gather of {own.numel()}", group, async_op)
-
-    def reduce_into(
-        self, found: torch.Tensor, all_of_it: torch.Tensor, group: str, async_op: bool
-    ) -> SimpleNamespace:
-        return self._collective(f"reduce-scatter of {all_of_it.numel()}", group, async_op)
+    gather_into = reduce_into = all_gather
 
     def _collective(self, name: str, group: str, async_op: bool) -> SimpleNamespace:
         work = self.issue(Operation("collective", group, name=name))
@@ -214,9 +206,8 @@ class RecordedRank:
 
     def channels(self, messages: RankMessages) -> PipelineChannels:
         """The real channels over the real transport."""
-        places = {number: Places(s.received, s.sent) for number, s in self.stages.items()}
-        clock, memory = StepClock(), torch.device("cpu")
-        return PipelineChannels(self.number, self.transport, places, clock, messages, memory)
+        clock, memory, stages = StepClock(), torch.device("cpu"), cast(Any, self.stages)
+        return PipelineChannels(self.number, self.transport, stages, clock, messages, memory)
 
     def begin(self, parts: dict[int, StagePart]) -> None:
         """Begin an iteration."""
@@ -280,12 +271,16 @@ class RecordedStage:
         if self.tensor_group is not None:
             self.rank.recorder.all_reduce(torch.zeros(2), self.tensor_group)
 
-    def _forward(self, kind: str) -> None:
-        for unit, later in zip_longest(self.units, self.units[1:]):
+    def _gather(self, units: Sequence[Unit], end: Callable[[Unit], object]) -> None:
+        """Use units one after another, each next one prefetched."""
+        for unit, later in zip_longest(units, units[1:]):
             unit.gather()
             if later is not None:
                 later.begin()
-            unit.free()
+            end(unit)
+
+    def _forward(self, kind: str) -> None:
+        self._gather(self.units, Unit.free)
         self._compute(kind)
         if self.norm is not None:
             self.norm.sum_over_replicas(torch.zeros(3))
@@ -296,12 +291,7 @@ class RecordedStage:
             self.rank.program.append(Operation("sync"))
 
     def _backward(self, kind: str) -> None:
-        units = self.units[::-1]
-        for unit, later in zip_longest(units, units[1:]):
-            unit.gather()
-            if later is not None:
-                later.begin()
-            unit.reduce()
+        self._gather(self.units[::-1], Unit.reduce)
         self._compute(kind)
         if self.norm is not None:
             self.norm.sum_over_replicas(torch.zeros(2))
@@ -443,12 +433,11 @@ def recorded_programs(
     for rank in recorded_ranks(plan, boundaries, backend, hasty=hasty):
         given = (rows, ()), rank.stages, rank.channels
         lowered = lower(plan, boundaries, rank.number, *given, training=training)
-        rank.begin(lowered.parts)
-        lowered.run(rank.clock)
-        for _ in range(iterations - 1):
-            rank.buckets.finish()
-            rank.buckets.starts_early = True
-            rank.exchange()()
+        for iteration in range(iterations):
+            if iteration:
+                rank.buckets.finish()
+                rank.buckets.starts_early = True
+                rank.exchange()()
             rank.begin(lowered.parts)
             lowered.run(rank.clock)
         if training:

@@ -11,6 +11,7 @@ from runtime.matrix_plans import SYNCHRONOUS, Case, layouts
 from runtime.transport.stream_model import (
     Program,
     RecordedRank,
+    Recorder,
     Rules,
     boundaries_of,
     by_direction,
@@ -34,6 +35,7 @@ from penstock.runtime.transport.messages import (
     messages_between_actions,
     messages_of_rank,
 )
+from penstock.runtime.transport.process_groups import GroupTransport
 from penstock.schedule.action import Action
 from penstock.schedule.families.early_backward import one_f_one_b
 from penstock.schedule.message_order import unit_times
@@ -182,6 +184,16 @@ def test_an_order_of_a_devices_own_stages_may_make_a_peer_wait_long(backend: str
         assert not stuck(programs, GLOO)
     else:
         assert_none_stuck(programs, str(plan))
+
+
+@pytest.mark.parametrize("size", [2, 16])
+def test_the_groups_of_a_transport_are_three_however_many_ranks_talk(size: int) -> None:
+    """One for each direction of the pipeline, and one for sums."""
+    recorder = Recorder(0, "gloo")
+    given = {"rank": 0, "size": size, "backend": "gloo", "timeout_s": 1.0}
+    world: Any = SimpleNamespace(**given, new_group=recorder.new_group)
+    GroupTransport(world)
+    assert recorder.groups == 3
 
 
 @pytest.mark.parametrize("schedule", [name for name in FAMILIES if not FAMILIES[name].flushes])

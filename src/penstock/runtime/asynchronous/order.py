@@ -72,12 +72,11 @@ class AsynchronousOrder:
         >>> [" ".join(map(str, order.part(0, batch))) for batch in (0, 1, 2)]
         ['0F0 0F1', '0F2 0B0 0F3 0B1', '0F0 0B2 0F1 0B3']
         """
-        return tuple(self._part(stage, batch))
-
-    def _part(self, stage: int, batch: int) -> Iterator[Action]:
+        found: list[Action] = []
         for number in range(batch * self.micro_batches, (batch + 1) * self.micro_batches):
-            yield Action("F", stage, self._ringed(number))
-            yield from self._backward(stage, number - self.depths[stage] + 1)
+            found.append(Action("F", stage, self._ringed(number)))
+            found += self._backward(stage, number - self.depths[stage] + 1)
+        return tuple(found)
 
     def drain(self, stage: int, batches: int) -> tuple[Action, ...]:
         """The actions of ``stage`` that remain after this number of batches.

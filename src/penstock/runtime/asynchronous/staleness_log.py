@@ -63,9 +63,8 @@ class StalenessLog:
     copies of the weights are kept meanwhile.
     """
 
-    def __init__(self, stage: int, measure_every: int = 0) -> None:
-        self.stage = stage
-        self.measure_every = measure_every
+    def __init__(self, stage: int) -> None:
+        self.stage, self.measure_every = stage, 0
         self.passes: deque[PassRecord] = deque(maxlen=REMEMBERED)
         self.errors: deque[PredictionError] = deque(maxlen=REMEMBERED)
         self._new: tuple[list[PassRecord], list[PredictionError]] = [], []
@@ -89,13 +88,8 @@ class StalenessLog:
         if not self.measure_every or self._pending is not None or updates < self._next:
             return
         self._next = updates + self.measure_every
-        self._pending = Pending(
-            micro_batch,
-            lead,
-            updates + lead,
-            [leaf.detach().clone() for leaf in leaves],
-            [parameter.detach().clone() for parameter in parameters],
-        )
+        copies = [[tensor.detach().clone() for tensor in each] for each in (leaves, parameters)]
+        self._pending = Pending(micro_batch, lead, updates + lead, *copies)
 
     def updated(self, updates: int, parameters: Sequence[torch.Tensor]) -> None:
         """Check a kept prediction after the ``updates``-th update, if it was made for it."""
@@ -103,15 +97,9 @@ class StalenessLog:
         if pending is None or updates < pending.due:
             return
         self._pending = None
+        missed = [distance(each, parameters) for each in (pending.predicted, pending.stale)]
         size = sum(parameter.numel() for parameter in parameters)
-        error = PredictionError(
-            self.stage,
-            pending.micro_batch,
-            pending.lead,
-            distance(pending.predicted, parameters),
-            distance(pending.stale, parameters),
-            size,
-        )
+        error = PredictionError(self.stage, pending.micro_batch, pending.lead, *missed, size)
         self.errors.append(error)
         self._new[1].append(error)
 

@@ -33,14 +33,21 @@ class NewFolder:
                 shutil.rmtree(self.partial)
             self.partial.mkdir()
 
-    def complete(self) -> None:
+    def complete(self, last: str = "") -> None:
         """Give it its final name, which another folder may have.
 
         The other one is deleted when this one has its name. Until then one of both is there under
-        the name, or with `REPLACED` behind it.
+        the name, or with `REPLACED` behind it. With ``last`` the files are moved into the other one
+        instead, that of this name last.
         """
         with self.refusing():
-            make_durable(self.partial)
+            for path in (*self.partial.iterdir(), self.partial):
+                synchronise(path)
+            if last and self.final.exists():
+                for path in sorted(self.partial.iterdir(), key=lambda path: path.name == last):
+                    os.replace(path, self.final / path.name)
+                self.partial.rmdir()
+                return
             old = self.final.with_name(self.final.name + REPLACED)
             if self.final.exists():
                 self.final.rename(old)
@@ -48,17 +55,6 @@ class NewFolder:
             synchronise(self.final.parent)
             if old.exists():
                 shutil.rmtree(old)
-
-    def complete_into(self, last: str) -> None:
-        """Do as `complete`, but move files into a folder that exists; the file ``last`` last."""
-        if not self.final.exists():
-            self.complete()
-            return
-        with self.refusing():
-            make_durable(self.partial)
-            for path in sorted(self.partial.iterdir(), key=lambda path: path.name == last):
-                os.replace(path, self.final / path.name)
-            self.partial.rmdir()
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
@@ -83,11 +79,6 @@ def restore_replaced(directory: Path, pattern: str) -> None:
             shutil.rmtree(old)
         else:
             old.rename(final)
-
-
-def make_durable(directory: Path) -> None:
-    for path in (*directory.iterdir(), directory):
-        synchronise(path)
 
 
 def synchronise(path: Path) -> None:

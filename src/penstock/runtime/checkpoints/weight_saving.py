@@ -107,7 +107,7 @@ def finish_folder(
             index = {"metadata": {"total_size": size}, "weight_map": files}
             (folder.partial / INDEX_FILE).write_text(json.dumps(index, indent=2))
         save_configuration(model, folder.partial)
-    folder.complete_into(last=INDEX_FILE)
+    folder.complete(last=INDEX_FILE)
 
 
 def weights_to_save(engine: Engine, own: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -212,4 +212,4 @@ def write_adapter(model: Any, folder: NewFolder, trained: Mapping[str, torch.Ten
     with folder.refusing():
         write_tensors(folder.partial / ADAPTER_FILE, kept)
         settings.save_pretrained(folder.partial)
-    folder.complete_into(last=ADAPTER_FILE)
+    folder.complete(last=ADAPTER_FILE)

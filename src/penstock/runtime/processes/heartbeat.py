@@ -145,22 +145,18 @@ def chain(rank: int, positions: Positions, silent_s: Mapping[int, float]) -> str
             waited = f"has waited {position.waited_s:.0f} s for {position.what}"
             links.append(f"rank {peer} ({position.place}; {waited})")
             continue
-        end = f"rank {peer}, which" if links else f"rank {peer}"
-        links.append(f"{end} {final_link(position, silent_s.get(peer))}")
+        if position is None:
+            end = "has not joined the run"
+        elif peer in silent_s:
+            end = (
+                f"has not answered for {silent_s[peer]:.0f} s: its process is stopped, dead or "
+                f"hangs in a call (last heard of: {position.place})"
+            )
+        else:
+            end = f"does not wait: it {position.place}"
+        links.append(f"rank {peer}, which {end}" if links else f"rank {peer} {end}")
         break
     return ", which waits for ".join(links)
-
-
-def final_link(position: Position | None, silent_s: float | None) -> str:
-    """Describe a rank at the end of a chain."""
-    if position is None:
-        return "has not joined the run"
-    if silent_s is None:
-        return f"does not wait: it {position.place}"
-    return (
-        f"has not answered for {silent_s:.0f} s: its process is stopped, dead or hangs in a call "
-        f"(last heard of: {position.place})"
-    )
 
 
 def say_and_end(failure: RunFailed) -> None:

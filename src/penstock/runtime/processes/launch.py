@@ -112,11 +112,6 @@ class WorkerProcess:
         self.pipe.close()
 
 
-def threads_per_worker(workers: int) -> int:
-    """Compute threads for each of ``workers`` processes that share the cores of this machine."""
-    return max(1, usable_cores() // workers)
-
-
 def launch_workers(
     function: Callable[..., Any],
     arguments: tuple[Any, ...] = (),
@@ -150,7 +145,7 @@ def launch_workers(
     """
     if workers < 1:
         raise BadInput(f"workers is {workers}; at least 1 is needed")
-    threads = threads or threads_per_worker(workers)
+    threads = threads or max(1, usable_cores() // workers)
     function, arguments = with_code(function, arguments)
     store = serve_store(LOOPBACK)
     started: list[WorkerProcess] = []
@@ -166,7 +161,8 @@ def launch_workers(
             stop(started, shutdown_s)
         if any(worker.exit_code != 0 for worker in started):
             raise root_cause(started)
-    return tuple(worker.result for worker in started)
+    results = (worker.result for worker in started)
+    return tuple(map(pickle.loads, results) if function is call_with_code else results)
 
 
 def with_code(
@@ -188,22 +184,12 @@ def with_code(
     return call_with_code, (cloudpickle.dumps((function, arguments)),)
 
 
-def call_with_code(call: bytes) -> Any:
-    """Run in a worker what `with_code` was given."""
+def call_with_code(call: bytes) -> bytes:
+    """Run in a worker what `with_code` was given; the result may be of a notebook's class."""
+    import cloudpickle
+
     function, arguments = pickle.loads(call)
-    return WithCode(function(*arguments))
-
-
-@dataclass(slots=True)
-class WithCode:
-    """A result that is unpickled as ``value``, which may be of a notebook's class."""
-
-    value: Any
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        import cloudpickle
-
-        return pickle.loads, (cloudpickle.dumps(self.value),)
+    return cloudpickle.dumps(function(*arguments))
 
 
 @contextmanager
@@ -504,16 +490,14 @@ class OwnOutput:
     redirected its own.
     """
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return take_output, tuple((number, DupFd(number)) for number in (1, 2))
+    def __getstate__(self) -> tuple[Any, ...]:
+        return DupFd(1), DupFd(2)
 
-
-def take_output(*streams: tuple[int, Any]) -> None:
-    """Use each of the given handles as the standard stream of its number."""
-    for number, given in streams:
-        handle = given.detach()
-        os.dup2(handle, number)
-        os.close(handle)
+    def __setstate__(self, given: tuple[Any, ...]) -> None:
+        for number, each in enumerate(given, 1):
+            handle = each.detach()
+            os.dup2(handle, number)
+            os.close(handle)
 
 
 SHARED_MEMORY = "/dev/shm"

@@ -39,42 +39,34 @@ class StoreLost(RunFailed, RuntimeError):
 
 
 class RunStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
-    """A store that reports in a line when it is lost, and waits only as long as ranks answer.
+    """A store that reports in a line when it is lost, and waits only as long as ranks answer."""
 
-    ``prefix`` is put in front of every key.
-    """
-
-    def __init__(
-        self,
-        inner: dist.Store,  # pyright: ignore[reportPrivateImportUsage]
-        prefix: str = "",
-    ) -> None:
+    def __init__(self, inner: dist.Store) -> None:  # pyright: ignore[reportPrivateImportUsage]
         super().__init__()
-        self._inner, self._prefix = inner, prefix
+        self._inner = inner
 
     def set(self, key: str, value: bytes | str) -> None:
         with reaching():
-            self._inner.set(self._prefix + key, value)  # pyright: ignore[reportArgumentType]
+            self._inner.set(key, value)  # pyright: ignore[reportArgumentType]
 
     def get(self, key: str) -> bytes:
         with reaching():
-            return self._inner.get(self._prefix + key)
+            return self._inner.get(key)
 
     def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
         with reaching():
-            return self._inner.compare_set(self._prefix + key, expected_value, desired_value)
+            return self._inner.compare_set(key, expected_value, desired_value)
 
     def add(self, key: str, value: int) -> int:
         with reaching():
-            return self._inner.add(self._prefix + key, value)
+            return self._inner.add(key, value)
 
     def check(self, keys: list[str]) -> bool:
         with reaching():
-            return self._inner.check([self._prefix + key for key in keys])
+            return self._inner.check(keys)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Wait until all keys have values, as long as the ranks answer."""
-        keys = [self._prefix + key for key in keys]
         limit_s = timeout.total_seconds() if timeout is not None else RARE_LIMIT_S
         with joining() as pause:
             # A wait of the inner store prints a warning for each time limit that passes.
@@ -83,12 +75,11 @@ class RunStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
                     self._inner.wait(keys, timedelta(milliseconds=1))  # raises torch's error
 
     def delete_key(self, key: str) -> bool:
-        return self._inner.delete_key(self._prefix + key)
+        return self._inner.delete_key(key)
 
     def clone(self) -> "RunStore":
         """The same store over a connection of its own."""
-        inner = self._inner.clone()  # pyright: ignore[reportAttributeAccessIssue]
-        return RunStore(inner, self._prefix)
+        return RunStore(self._inner.clone())  # pyright: ignore[reportAttributeAccessIssue]
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._inner.set_timeout(timeout)
@@ -132,8 +123,7 @@ def met_at(address: str, port: str) -> tuple[RunStore, int, int]:
     """The store of all ranks, this rank and the number of ranks, found once in a process.
 
     The store is kept, because without torchrun's agent rank 0 serves it: a slower rank may still
-    read from it when rank 0 has left a group. An agent's store still holds what the ranks of an
-    earlier start have written, so every start has a prefix of its own.
+    read from it when rank 0 has left a group. Every start has a prefix of its own.
     """
     timeout = timedelta(seconds=RARE_LIMIT_S)
     with limited_silence(int(port)):
@@ -145,7 +135,7 @@ def met_at(address: str, port: str) -> tuple[RunStore, int, int]:
         name = ""
         if restarts:
             name = secrets.token_hex(8) if rank == 0 else name_of_start(plain, rank, RARE_LIMIT_S)
-            whole = RunStore(store, f"{name}/")
+            whole = RunStore(dist.PrefixStore(name, store))  # pyright: ignore[reportPrivateImportUsage]
         HEARTBEAT.begin(whole, rank, size)
         if name and rank == 0:
             tell_start(plain, name, size)

@@ -44,8 +44,6 @@ PADDED_BYTES = 1 << 20
 SLOWEST_BYTES_PER_S = 10e6
 """A large transfer may take as long as at this rate."""
 
-GATHERED = "tensors that are gathered"
-
 SENT_AT_ONCE = 8
 """A rank sends this many tensors ahead, since waiting for each would cost a round trip."""
 
@@ -67,7 +65,7 @@ NCCL_SETTINGS = {
 """Torch's settings of NCCL, unless the user has set them."""
 
 LET_GO_WITHIN_S = 2.0
-"""Seconds that `let_go` waits, since a thread of Gloo ends only when its peers send or end."""
+"""Seconds that `World.leave` waits, since a thread of Gloo ends only when its peers send or end."""
 
 
 @dataclass
@@ -180,14 +178,12 @@ class World:
             rows = [own.new_empty(length) for length in lengths]
             rows[self.rank] = own
             for rank, row in enumerate(rows):
-                work = dist.broadcast(row, group=self.control, group_src=rank, async_op=True)
-                finish_work(work)
+                finish_work(dist.broadcast(row, group=self.control, group_src=rank, async_op=True))
             return rows
         padded = own.new_zeros(max(lengths))
         padded[: len(own)] = own
         rows = [torch.empty_like(padded) for _ in lengths]
-        work = dist.all_gather(rows, padded, group=self.control, async_op=True)
-        finish_work(work)
+        finish_work(dist.all_gather(rows, padded, group=self.control, async_op=True))
         return [row[:length] for row, length in zip(rows, lengths, strict=True)]
 
     def broadcast(self, value: T | None, *types: type) -> T:
@@ -221,7 +217,8 @@ class World:
         def finish_sent(left: int, peer: int) -> None:
             while len(sent) > left:
                 work, _ = sent.popleft()
-                await_work(work, self, GATHERED, "gloo", peer=peer, size_bytes=size_bytes)
+                what = "tensors that are gathered"
+                await_work(work, self, what, "gloo", peer=peer, size_bytes=size_bytes)
 
         for source, named in enumerate(of_ranks):
             own, group = source == self.rank, self.control
@@ -296,9 +293,15 @@ class World:
         return group
 
     def leave(self) -> None:
-        """Destroy all groups that were created here; peers may still be in their last operation."""
+        """Destroy all groups that were created here; peers may still be in their last operation.
+
+        A thread of Gloo may have to take Python's lock to free the tensors of that. If it does so
+        while Python ends, the process aborts. So the last references go in another thread.
+        """
         if self.groups:
-            let_go(self._destroyed())
+            ending = Thread(target=self._destroyed().clear, name="penstock-let-go", daemon=True)
+            ending.start()
+            ending.join(LET_GO_WITHIN_S)
 
     def _destroyed(self) -> list[dist.ProcessGroup]:
         """Remove all groups from torch, and return them."""
@@ -365,29 +368,23 @@ def new_nccl_group(ranks: Sequence[int], device: torch.device) -> object:
     )
 
 
-def let_go(groups: list[dist.ProcessGroup]) -> None:
-    """Empty the list, which ends the threads of groups that nothing else refers to.
-
-    A thread of Gloo may have to take Python's lock to free the tensors of its last operation. If it
-    does so while Python ends, the process aborts.
-    """
-    ending = Thread(target=groups.clear, name="penstock-let-go", daemon=True)
-    ending.start()
-    ending.join(LET_GO_WITHIN_S)
-
-
 def join_world(device: torch.device | str | None, timeout_s: float) -> World:
     """Join the processes that torchrun or `launch_workers` started; without them, be alone.
 
-    The default process group is created unless the caller has done so. ``device`` is as for
-    `own_device`.
+    The default process group is created unless the caller has done so; then `World.leave` destroys
+    it. ``device`` is as for `own_device`.
     """
     HEARTBEAT.limit_s, HEARTBEAT.phase = timeout_s, "builds the pipeline"
     if dist.is_initialized():
         HEARTBEAT.begin(default_store(), dist.get_rank(), dist.get_world_size())
     elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
         check_environment()
-        make_default_group()
+        store, rank, size = met_at(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
+        # Each default group of a process uses its own keys in the store. Otherwise ranks would find
+        # the addresses of the previous group and wait for closed sockets.
+        own = dist.PrefixStore(f"penstock/{next(DEFAULT_GROUPS)}", store)  # pyright: ignore[reportPrivateImportUsage]
+        limit = timedelta(seconds=RARE_LIMIT_S)
+        dist.init_process_group("gloo", store=own, rank=rank, world_size=size, timeout=limit)
         assert dist.group.WORLD is not None
         USERS[dist.group.WORLD] = 0
     default, rank, size = None, 0, 1
@@ -409,19 +406,6 @@ def join_world(device: torch.device | str | None, timeout_s: float) -> World:
         here.leave()
         raise
     return here
-
-
-def make_default_group() -> None:
-    """Join all ranks in torch's default group, which `World.leave` destroys.
-
-    Each default group of a process uses its own keys in the store. Otherwise ranks would find the
-    addresses of the previous group and wait for closed sockets.
-    """
-    timeout = timedelta(seconds=RARE_LIMIT_S)
-    store, rank, size = met_at(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
-    prefix = f"penstock/{next(DEFAULT_GROUPS)}"
-    own = dist.PrefixStore(prefix, store)  # pyright: ignore[reportPrivateImportUsage]
-    dist.init_process_group("gloo", store=own, rank=rank, world_size=size, timeout=timeout)
 
 
 def check_environment() -> None:

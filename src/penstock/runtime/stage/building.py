@@ -6,14 +6,13 @@ from dataclasses import replace
 from difflib import get_close_matches
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
 from penstock.capture.capture import capture_model
 from penstock.capture.contract import Batch, Loss
-from penstock.capture.forward.call import StageCall
 from penstock.capture.forward.materialise import check_values, materialise, named_tensors
 from penstock.capture.forward.stage_module import StageProgram
 from penstock.capture.layer_graph import LayerGraph
@@ -25,7 +24,7 @@ from penstock.plan.plan import Plan, Stage
 from penstock.runtime.micro_batches import check_runnable
 from penstock.runtime.processes.world import World
 from penstock.runtime.program import places_of_rank
-from penstock.runtime.stage.partial_recompute import PartlyRecomputed, single_layers
+from penstock.runtime.stage.partial_recompute import CallOf, PartlyRecomputed
 from penstock.runtime.stage.runner import ModuleRunner
 from penstock.runtime.tables import Quantise, Weights
 from penstock.runtime.transport.messages import boundaries_of
@@ -48,17 +47,6 @@ def graph_of(
             "capture_model only"
         )
     return model
-
-
-def check_layers(plan: Plan, graph: LayerGraph) -> None:
-    """Raise `BadInput` if the plan has another number of layers than the model."""
-    layers = plan.stages[-1].layers.stop
-    if layers != len(graph.layer_names):
-        raise BadInput(
-            f"the plan covers {layers} layers, the model {graph.name} has "
-            f"{len(graph.layer_names)} ({shortened(', '.join(graph.layer_names), 200)}); plan "
-            f"again for this model and granularity"
-        )
 
 
 def check_alike(plan: Plan, graph: LayerGraph, world: World) -> None:
@@ -95,7 +83,13 @@ def check_plan_fits(plan: Plan, graph: LayerGraph, world: World, *, may_idle: bo
     The plan must use all ranks, unless some ``may_idle``.
     """
     check_runnable(plan)
-    check_layers(plan, graph)
+    layers = plan.stages[-1].layers.stop
+    if layers != len(graph.layer_names):
+        raise BadInput(
+            f"the plan covers {layers} layers, the model {graph.name} has "
+            f"{len(graph.layer_names)} ({shortened(', '.join(graph.layer_names), 200)}); plan "
+            f"again for this model and granularity"
+        )
     needed, used = max(plan.ranks) + 1, len(plan.ranks)
     if used < world.size and needed <= world.size and not may_idle:
         start = f"start {needed} with torchrun --nproc-per-node {needed}, "
@@ -233,36 +227,22 @@ def share_tied(programs: Iterable[StageProgram], tied_names: Mapping[str, str]) 
                 setattr(module.get_submodule(path), last, kept)
 
 
-class StageCalls(Protocol):
-    """Factory of the calls of stages in training."""
-
-    def call_of(self, program: StageProgram) -> StageCall:
-        """Create the call of a stage, or of a part of it."""
-        ...
-
-
 def runner_of(
     graph: LayerGraph,
     stage: Stage,
     program: StageProgram,
     device: torch.device,
     *,
-    calls: StageCalls | None = None,
+    call_of: CallOf,
     **options: Any,
 ) -> ModuleRunner:
     """The runner of ``program``; it runs layer by layer if ``stage`` recomputes by block.
 
-    ``calls`` makes its call (compiled, or on shards). ``options`` are those of
-    `ModuleRunner`.
+    ``call_of`` makes its call (compiled, or on shards). ``options`` are those of `ModuleRunner`.
     """
-    in_parts: dict[str, Any] = {"by_block": stage.by_block}
-    if calls is not None:
-        options["call"] = calls.call_of(program)
-        in_parts["call_of"] = calls.call_of
     if stage.by_block:
-        parts = single_layers(graph, stage, program)
-        return PartlyRecomputed(program, parts, device, **in_parts, **options)
-    return ModuleRunner(program, device, **options)
+        return PartlyRecomputed(graph, program, device, call_of=call_of, by_block=True, **options)
+    return ModuleRunner(program, device, call=call_of(program), **options)
 
 
 def module_for(

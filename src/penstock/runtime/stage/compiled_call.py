@@ -30,13 +30,11 @@ from penstock.capture.forward.deferred_weights import DeferredGradients
 from penstock.capture.forward.partial_forward import RunContext
 from penstock.capture.forward.stage_module import StageModule, StageProgram
 from penstock.capture.record.absent import Absent
-from penstock.capture.record.outside_state import random_state
 from penstock.capture.record.units import is_torchs
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 from penstock.runtime.processes.world import World
-from penstock.runtime.program import places_of_rank
-from penstock.runtime.stage.random_stream import replayed
+from penstock.runtime.stage.random_stream import on_trial
 from penstock.torch_internals import COMPILED_CALL, checkpoint_here, compiler, tensors_in
 
 OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"fallback_random": True}
@@ -126,25 +124,18 @@ class CompiledCall(StageCall):
         It is uncompiled. As a micro-batch of the step it would save the statistics of batch
         normalisation for its backward, and compiled micro-batches write to them before that.
         """
-        module, context = self._module, self._module.context
-        device = (*leaves, *inputs)[0].device
-        module.set_context(RunContext(trial=True))
-        with replayed(module, device, random_state(device)), torch.enable_grad():
+        with on_trial(self._module, (*leaves, *inputs)[0].device):
             self._plain.run(leaves, [tensor.detach() for tensor in inputs])
-        module.set_context(context)
-        module.unchecked = False
+        self._module.unchecked = False
 
     @property
     def in_evaluation(self) -> StageCall:
-        """The stage uncompiled."""
         return self._plain
 
     def others(self) -> list[nn.Parameter]:
-        """The same as without compilation."""
         return self._plain.others()
 
     def set_context(self, context: RunContext) -> None:
-        """Receive the context of the next run."""
         self._plain.set_context(context)
 
     def prepare(
@@ -167,13 +158,7 @@ class CompiledCall(StageCall):
         self._shapes = [tensor.shape for tensor in (*own, *inputs)]
         trained = [p for p in self._module.parameters() if p.requires_grad]
         wanted = [*trained, *(inputs[i] for i in self._grad_inputs)]
-        self._module.set_context(RunContext(trial=True))
-        with (
-            replayed(self._module, device, random_state(device)),
-            torch.enable_grad(),
-            within,
-            compiling(),
-        ):
+        with on_trial(self._module, device), within, compiling():
             self._choose(own, inputs)
             with forwards_put(self._compiled):
                 outputs = self._module.run(own, inputs)
@@ -285,16 +270,12 @@ class StageCompiler:
         lengths: LengthsOf = (),
     ) -> None:
         """Compile for the rows of a full micro-batch on this rank, and wait for all ranks."""
-        rows = {
-            place.stage: rows_of_rank(plan, world.rank, place.stage)
-            for place in places_of_rank(plan, world.rank)
-        }
         before = compiler().utils.counters["stats"]["unique_graphs"]
         for call in self._calls:
             program = call.program
             own = [leaves[i].to(world.device) for i in program.batch_inputs]
-            computed = rows[plan.stage_of_layer(program.layers.start)]
-            call.prepare(own, world.device, computed, precision(), lengths)
+            rows = rows_of_rank(plan, world.rank, plan.stage_of_layer(program.layers.start))
+            call.prepare(own, world.device, rows, precision(), lengths)
         self.graphs = compiler().utils.counters["stats"]["unique_graphs"] - before
         world.barrier()
 

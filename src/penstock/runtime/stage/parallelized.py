@@ -29,7 +29,6 @@ from penstock.capture.cut.tensor_split import function_of
 from penstock.capture.forward.call import ProgramCall
 from penstock.capture.forward.deferred_weights import DeferredGradients
 from penstock.capture.forward.materialise import named_tensors
-from penstock.capture.forward.partial_forward import RunContext
 from penstock.capture.forward.stage_module import StageProgram
 from penstock.capture.layer_graph import LayerGraph
 from penstock.capture.record.model_state import MISSING, Place, put_value, value_at
@@ -41,7 +40,7 @@ from penstock.plan.plan import Plan
 from penstock.runtime.gradients.buckets import make_groups
 from penstock.runtime.processes.world import World
 from penstock.runtime.stage.batch_norm import uses_batch_norm
-from penstock.runtime.stage.random_stream import replayed
+from penstock.runtime.stage.random_stream import on_trial
 from penstock.runtime.stage.shards import Shards, copy_values
 from penstock.torch_internals import (
     forget_groups,
@@ -151,7 +150,6 @@ class ParallelizedShards(Shards):
             self.dims[first], self.sizes[first] = dim, found.shape[dim]
 
     def left_whole(self) -> AbstractContextManager[None]:
-        """Hold modules as the user made them, without what the function has changed."""
         return contents_exchanged(self._changed)
 
     def as_dtensor(self, name: str, shard: torch.Tensor) -> DTensor:
@@ -167,7 +165,6 @@ class ParallelizedShards(Shards):
         return self.as_dtensor(name, shard).full_tensor().contiguous()
 
     def own_part(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """This rank's shard of a tensor that belongs to the parameter ``name``, or all of it."""
         placement, dim = self._strided(name), self.dim_of(name)
         if placement is None or dim is None or tensor.dim() <= dim:
             return super().own_part(name, tensor)
@@ -182,7 +179,6 @@ class ParallelizedShards(Shards):
         return None if type(placement) in (Replicate, Shard) else placement
 
     def leave(self) -> None:
-        """Leave the group, so that after a failure its other ranks do not wait for this one."""
         put_each(self._changed)
         self._changed.clear()
         # Its connections are closed when nothing refers to it any more, and the mesh does.
@@ -249,12 +245,10 @@ class ParallelizedCall(ProgramCall):
         hooks have no part. Numbers of a stage that draws, as for dropout, are not compared here.
         """
         module, device, drawn = self._module, self._shards.world.device, set[bool]()
-        context, whole = module.context, super().run
+        whole = super().run
 
         def run(call: Callable[..., Any]) -> list[torch.Tensor]:
-            state = random_state(device)
-            module.set_context(RunContext(trial=True))
-            with replayed(module, device, state), torch.enable_grad():
+            with on_trial(module, device) as state:
                 found = call(leaves, [tensor.detach() for tensor in inputs])
                 drawn.add(not same_state(state, random_state(device)))
             return [t.detach() for t in pytree.tree_leaves(found) if isinstance(t, torch.Tensor)]
@@ -269,7 +263,6 @@ class ParallelizedCall(ProgramCall):
             why, line = str(cause).partition("\n")[0], line_of(cause.__traceback__)
             at = f" at {line}" if line and line not in why else ""
             raise self._refusal(f"does not run on its shards{at} ({why})") from cause
-        module.set_context(context)
         gc.collect()  # compiled code keeps nodes of autograd, which have the shapes of shards
         if added := hooked_in(module) - hooked:
             raise self._refusal(

@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from penstock.capture.forward.call import ProgramCall, StageCall
+from penstock.capture.forward.call import ProgramCall
 from penstock.capture.forward.deferred_weights import DeferredGradients
 from penstock.capture.forward.partial_forward import RunContext
 from penstock.capture.forward.stage_module import StageModule, StageProgram
@@ -201,7 +201,7 @@ def padded(gradient: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
     return found
 
 
-class GatheredCall(StageCall):
+class GatheredCall(ProgramCall):
     """Call of a stage, or a part of one, whose units are gathered when they are needed.
 
     ``hooked`` are units by the module around whose call they are gathered. The others that the part
@@ -225,10 +225,10 @@ class GatheredCall(StageCall):
         *,
         stays: bool,
     ) -> None:
+        super().__init__(module)
         self.hooked, self.around, self._stays = hooked, around, stays
         self.is_kept = False
         self._shards = shards
-        self._call = ProgramCall(module)
         self._order: list[str] = []
         """Names of modules of ``hooked`` in the order of their calls, as far as they are known."""
         self._reached = 0
@@ -240,9 +240,8 @@ class GatheredCall(StageCall):
         return [*self.around, *(unit for own in self.hooked.values() for unit in own)]
 
     def set_context(self, context: RunContext) -> None:
-        """Receive the context of the next run."""
         self.is_kept = self._stays and context.replay
-        self._call.set_context(context)
+        super().set_context(context)
 
     def others(self) -> list[nn.Parameter]:
         """None: no gradients are deferred."""
@@ -261,7 +260,7 @@ class GatheredCall(StageCall):
         self.begin_after("")
         self._shards.running = self
         try:
-            made = self._call.run(leaves, inputs, deferred)
+            made = super().run(leaves, inputs, deferred)
             # The part may end within the call of a module, which then never ends.
             left = [unit for unit in self.units if unit.is_whole]
             for root in (tensor.grad_fn for tensor in tensors_in(made)):

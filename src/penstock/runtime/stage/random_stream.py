@@ -12,6 +12,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from penstock.capture.forward.partial_forward import RunContext
+from penstock.capture.forward.stage_module import StageModule
 from penstock.capture.record.outside_state import (
     RandomState,
     random_state,
@@ -70,6 +72,16 @@ class RandomStream:
         cpu = tensors.get(f"{prefix}.stages", self.state[0])
         own = tensors.get(f"{prefix}.stages.device", self.state[1])
         self.state = cpu, None if self.state[1] is None else own
+
+
+@contextmanager
+def on_trial(module: StageModule, device: torch.device) -> Iterator[RandomState]:
+    """Run a stage with gradients, and without effect on buffers, state and random numbers."""
+    context, before = module.context, random_state(device)
+    module.set_context(RunContext(trial=True))
+    with replayed(module, device, before), torch.enable_grad():
+        yield before
+    module.set_context(context)
 
 
 @contextmanager

@@ -288,7 +288,8 @@ class ModuleRunner:
         if self._plain:
             outputs = self._call.run(work.leaves[micro_batch], inputs, kept.deferred)
         else:
-            with self._surroundings(work.rows[micro_batch]):
+            around, precision = self._surroundings(work.rows[micro_batch])
+            with around, precision:
                 outputs = self._call.run(work.leaves[micro_batch], inputs, kept.deferred)
         sent: list[torch.Tensor] = []
         for spec, output in zip(self.program.sent, outputs, strict=False):
@@ -322,14 +323,15 @@ class ModuleRunner:
             kept.roots.append(get_gradient_edge(loss))
             kept.seed = (weight if self.seed == 1.0 else weight * self.seed).to(loss.dtype)
 
-    def _surroundings(self, rows: int) -> AbstractContextManager[object]:
+    def _surroundings(
+        self, rows: int
+    ) -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
         around = self._around_forward(rows) if self._around_forward else nullcontext()
         if self._autocast is None:
-            return around
+            return around, nullcontext()
         # Before torch 2.13 a weight that was cast without gradients had none later either.
         keeps = torch.is_grad_enabled() or self._call.records
-        precision = torch.autocast(self.device.type, self._autocast, cache_enabled=keeps)
-        return _Both(around, precision)
+        return around, torch.autocast(self.device.type, self._autocast, cache_enabled=keeps)
 
     def _seeds(
         self, micro_batch: int, kept: Kept, gradients: Tensors
@@ -382,20 +384,3 @@ def leaves_behind(roots: Sequence[GradientEdge]) -> set[torch.Tensor]:
         seen |= more
         nodes += more
     return found
-
-
-class _Both:
-    """Two nested context managers as one, cheaper than an exit stack."""
-
-    def __init__(
-        self, outer: AbstractContextManager[object], inner: AbstractContextManager[object]
-    ) -> None:
-        self._outer, self._inner = outer, inner
-
-    def __enter__(self) -> None:
-        self._outer.__enter__()
-        self._inner.__enter__()
-
-    def __exit__(self, *reason: object) -> None:
-        self._inner.__exit__(*reason)  # type: ignore[arg-type]
-        self._outer.__exit__(*reason)  # type: ignore[arg-type]

@@ -9,14 +9,20 @@ replicas, equally by every replica, and each backward starts from the gradients 
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 
 from penstock.capture.contract import TensorSpec
 from penstock.capture.forward.stage_module import StageProgram
 from penstock.capture.layer_graph import LayerGraph
-from penstock.runtime.stage.partial_recompute import RecomputeRun, detached, names, recompute_run
+from penstock.runtime.stage.partial_recompute import (
+    RecomputeRun,
+    add_gradients,
+    detached,
+    names,
+    recompute_run,
+)
 from penstock.runtime.stage.runner import (
     LossTerm,
     ModuleRunner,
@@ -51,19 +57,18 @@ class EndOfPipeline(ModuleRunner):
         self._specs_of_outputs = graph.outputs.specs if program.outputs else ()
         self._give_outputs, self._add_up = take_outputs, add_up
         start, last = program.layers.start, program.layers.stop - 1
-        self._end = recompute_run(graph, range(last, last + 1), program, recomputed=False)
+        self._end = recompute_run(graph, range(last, last + 1), program)
         take = self._take_outputs_of_all if take_outputs is not None else None
         self._loss = ModuleRunner(self._end.program, device, autocast=autocast, take_outputs=take)
         self._first: RecomputeRun | None = None
         if start < last:
-            self._first = recompute_run(graph, range(start, last), program, recomputed=False)
+            self._first = recompute_run(graph, range(start, last), program)
             self._network = network(self._first.program)
         self._ends: dict[int, dict[str, torch.Tensor]] = {}
         self._slopes: dict[str, torch.Tensor | None] = {}
         self._forwards = 0
 
     def begin(self, work: StageInputs) -> None:
-        """Discard the last iteration and take the inputs of the next."""
         super().begin(work)
         if self._first is not None:
             self._network.begin(replace(work, leaves=self._first.leaves_of(work)))
@@ -150,21 +155,19 @@ class EndOfPipeline(ModuleRunner):
 
     def backward(self, micro_batch: int, gradients: Tensors) -> Tensors:
         """Run the network's backward from the gradients of the ends."""
-        return self._back(micro_batch, lambda given: self._network.backward(micro_batch, given))
+        return self._back("B", micro_batch)
 
     def backward_input(self, micro_batch: int, gradients: Tensors) -> Tensors:
         """Run the first half of the network's backward."""
-        network = self._network
-        return self._back(micro_batch, lambda given: network.backward_input(micro_batch, given))
+        return self._back("I", micro_batch)
 
-    def _back(self, micro_batch: int, run: Callable[[Tensors], Tensors]) -> Tensors:
+    def _back(self, kind: Literal["B", "I"], micro_batch: int) -> Tensors:
         known = self._slopes_of(micro_batch)
         if self._first is not None:
             program = self._first.program
-            found = run([known.pop(name, None) for name in names(program.sent)])
-            for name, gradient in zip(names(program.received), found, strict=False):
-                direct = known.get(name)
-                known[name] = gradient if direct is None or gradient is None else gradient + direct
+            given = [known.pop(name, None) for name in names(program.sent)]
+            found = self._network.work(kind)(micro_batch, given)
+            add_gradients(known, program.received, found)
         return [known.get(name) for name in names(self.program.received)]
 
     def backward_weight(self, micro_batch: int) -> Tensors:

@@ -13,19 +13,12 @@ from typing import Literal
 import torch
 
 from penstock.capture.contract import TensorSpec
+from penstock.capture.forward.stage_module import StageProgram
 from penstock.runtime.clock import StepClock
 from penstock.runtime.stage.runner import Tensors
 from penstock.runtime.transport.messages import Message, MessagePart, RankMessages
 from penstock.runtime.transport.transport import Inlet, Transport, position_code
 from penstock.schedule.action import Action
-
-
-class Places:
-    """The index of each boundary tensor in a stage's arguments and results, by its name."""
-
-    def __init__(self, received: Sequence[TensorSpec], sent: Sequence[TensorSpec]) -> None:
-        self.received = {spec.name: place for place, spec in enumerate(received)}
-        self.sent = {spec.name: place for place, spec in enumerate(sent)}
 
 
 @dataclass(slots=True, eq=False)
@@ -52,8 +45,8 @@ class PeerMessages:
 class PipelineChannels:
     """The messages of one rank in one kind of iteration, over a transport.
 
-    ``places[stage]`` are given for the stages of this rank. These pass tensors to one another
-    without copying. Without a transport there is only this rank. ``memory`` is where this rank's
+    The stages of this rank, whose ``programs`` these are, pass tensors to one another without
+    copying. Without a transport there is only this rank. ``memory`` is where this rank's
     tensors are.
     """
 
@@ -61,7 +54,7 @@ class PipelineChannels:
         self,
         device: int,
         transport: Transport | None,
-        places: dict[int, Places],
+        programs: Mapping[int, StageProgram],
         clock: StepClock,
         messages: RankMessages,
         memory: torch.device,
@@ -69,7 +62,7 @@ class PipelineChannels:
         self.device = device
         self._memory = memory
         self.transport = transport
-        self._places = places
+        self._programs = programs
         self._clock = clock
         self._messages = messages
         self._streams: dict[int, PeerMessages] = {}
@@ -120,8 +113,8 @@ class PipelineChannels:
         messages = self._messages.outgoing.get(action)
         if not messages:
             return None
-        places = self._places[action.stage]
-        slots = places.sent if action.kind == "F" else places.received
+        program = self._programs[action.stage]
+        slots = slots_of(program.sent if action.kind == "F" else program.received)
         senders = [self._sender_of(message, slots) for message in messages]
         if len(senders) == 1:
             return senders[0]
@@ -140,8 +133,8 @@ class PipelineChannels:
     def _gatherer(self, action: Action) -> Callable[[], Tensors]:
         if action.kind in "RW":
             return tuple
-        places = self._places[action.stage]
-        slots = places.received if action.kind == "F" else places.sent
+        program = self._programs[action.stage]
+        slots = slots_of(program.received if action.kind == "F" else program.sent)
         arrivals = [self._arrivals[m] for m in self._messages.incoming.get(action, ())]
         take = self._take
         if not arrivals:
@@ -227,6 +220,11 @@ class PipelineChannels:
             add("SEND", stage, micro_batch, start, now(), peer, size)
 
         return send
+
+
+def slots_of(specs: Sequence[TensorSpec]) -> dict[str, int]:
+    """The index of each boundary tensor among a stage's arguments or results, by its name."""
+    return {spec.name: place for place, spec in enumerate(specs)}
 
 
 INTEGERS = {2: c_int16, 4: c_int32, 8: c_int64, 16: c_int64}

@@ -253,11 +253,9 @@ def messages_by_rank(
         for boundary in boundaries
         for message in messages_across(boundary.at(lengths), plan, cut, micro_batch)
     ]
-    by_rank: list[list[Message]] = [[] for _ in range(ranks)]
-    for message in usual:
-        by_rank[message.sender].append(message)
     crossed = [boundary.at(lengths) for boundary in (*boundaries, *also_crossed)]
-    for message in rare_messages(plan, crossed, usual):
+    by_rank: list[list[Message]] = [[] for _ in range(ranks)]
+    for message in (*usual, *rare_messages(plan, crossed, usual)):
         by_rank[message.sender].append(message)
     return by_rank
 
@@ -283,13 +281,12 @@ def rare_messages(
                 continue
             rows = min(here.slices[i], there.slices[j])
             parts = tuple(whole_part(spec, rows) for spec in boundary.tensors)
-            ends, turned = (here.devices[i], there.devices[j]), (stages[1], stages[0])
-            for (sender, receiver), passed in ((ends, stages), ((ends[1], ends[0]), turned)):
-                kind = "F" if passed == stages else "B"
-                for pair in rank_pairs(plan.ranks_of(sender), plan.ranks_of(receiver)):
+            ends = plan.ranks_of(here.devices[i]), plan.ranks_of(there.devices[j])
+            for kind, step in (("F", 1), ("B", -1)):
+                for pair in rank_pairs(*ends[::step]):
                     if pair[0] != pair[1] and pair not in known:
                         known.add(pair)
-                        yield Message(kind, direction, *pair, *passed, parts)
+                        yield Message(kind, direction, *pair, *stages[::step], parts)
 
 
 def whole_part(spec: TensorSpec, rows: int) -> MessagePart:

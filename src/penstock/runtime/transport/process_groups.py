@@ -32,11 +32,10 @@ import torch
 import torch.distributed as dist
 
 from penstock.errors import PeerFailed, RunFailed
-from penstock.runtime.gradients.buckets import GradientBucket
 from penstock.runtime.processes.heartbeat import HEARTBEAT, CurrentWait
 from penstock.runtime.processes.world import World, as_bytes, failure_of
 from penstock.runtime.transport.messages import Message
-from penstock.runtime.transport.transport import Inlet, position_code, position_words
+from penstock.runtime.transport.transport import Inlet, Transport, position_code, position_words
 from penstock.schedule.action import Action
 
 POSTED_BYTES = 64 << 20
@@ -74,7 +73,7 @@ class Sent(NamedTuple):
     before: int
 
 
-class GroupTransport:
+class GroupTransport(Transport):
     """Point-to-point operations of one rank; see `Transport`.
 
     ``pairs`` are the senders and receivers of all messages, the same on all ranks.
@@ -161,11 +160,14 @@ class GroupTransport:
     ) -> None:
         """Start sending; the buffer is kept until the operation is complete."""
         if self._by_gloo:
-            while len(sending) >= self._window and bytes_sent(sending) >= FREE_BYTES:
+            while (
+                len(sending) >= self._window
+                and sum(sent.message.bytes for sent in sending) >= FREE_BYTES
+            ):
                 oldest = sending.popleft()
                 while self._planned and self._asked_for < oldest.before:
                     self._post(self._planned.popleft())
-                self._settle(oldest)
+                self._wait(oldest, message.receiver)
         else:
             while sending and sending[0].work.is_completed():
                 sending.popleft()
@@ -179,10 +181,6 @@ class GroupTransport:
             raise self._failure(cause, str(message), message.receiver) from cause
         sending.append(Sent(message, buffer, work, self._before.get(id(message), 0)))
 
-    def _settle(self, sent: Sent) -> None:
-        """Wait until a message has been received, or has at least left this rank."""
-        self._wait(sent.work, sent.message, sent.message.receiver)
-
     def _await_message(self, message: Message) -> None:
         """Wait for the oldest posted receive of the sender; first post what may be posted ahead.
 
@@ -194,7 +192,7 @@ class GroupTransport:
             self._post(self._planned.popleft())
         posted = queue[0]
         assert posted.message is message
-        self._wait(posted.work, message, message.sender)
+        self._wait(posted, message.sender)
 
     def _take(self, message: Message) -> list[torch.Tensor]:
         """The parts as views of their buffer."""
@@ -203,9 +201,9 @@ class GroupTransport:
         return unpacked(message, posted.buffer)
 
     def drain(self) -> None:
-        for sending in self._sending.values():
+        for peer, sending in self._sending.items():
             while sending:
-                self._settle(sending.popleft())
+                self._wait(sending.popleft(), peer)
 
     def announce(self, values: list[float], what: str) -> Callable[[], list[list[float]]]:
         """Exchange a few numbers of every rank; ranks with little work wait for the busiest."""
@@ -228,9 +226,6 @@ class GroupTransport:
             return [row.tolist() for row in rows]
 
         return of_all
-
-    def share_sums(self, buckets: Sequence[GradientBucket]) -> None:
-        """Leave the sums to the groups of the buckets' holders."""
 
     def abort(self) -> None:
         """Close the connections; operations of peers then raise an error."""
@@ -295,7 +290,9 @@ class GroupTransport:
         assert group is not None, "the transport is closed"
         return group
 
-    def _wait(self, work: dist.Work, message: Message, peer: int) -> None:
+    def _wait(self, under_way: Posted | Sent, peer: int) -> None:
+        """Wait until a message has come, or, if this rank sends it, has at least left."""
+        message, work = under_way.message, under_way.work
         HEARTBEAT.wait = CurrentWait(message.__str__, peer, "", time.perf_counter())
         try:  # not `_failing`, which takes longer: this is done for every message
             # NCCL only orders streams here; see `DeviceClock` for the wait.
@@ -319,10 +316,6 @@ class GroupTransport:
         who = f"rank {peer}" if peer >= 0 else "a rank"
         text = f"{who} ended or failed while rank {self._world.rank} waited for {what}"
         return failure_of(cause, self._world, what, PeerFailed(text))
-
-
-def bytes_sent(sending: Iterable[Sent]) -> int:
-    return sum(sent.message.bytes for sent in sending)
 
 
 def aligned(size: int) -> int:

@@ -40,15 +40,13 @@ class Transport(Protocol):
     """
 
     def begin(self) -> None:
-        """Prepare for an iteration, whose messages `proceed` announces."""
-        ...
+        """Prepare for an iteration, whose messages `proceed` announces; some need nothing."""
 
     def proceed(self, planned: Sequence[Message | Action]) -> None:
         """Announce that this rank will send and receive ``planned``, after what was announced.
 
         They are in the planned order (`penstock.schedule.message_order`), with this rank's actions.
         """
-        ...
 
     def at(self, position: int) -> None:
         """Publish the current action of this rank, for error messages of ranks that wait for it.
@@ -86,9 +84,8 @@ class Transport(Protocol):
     def share_sums(self, buckets: Sequence[GradientBucket]) -> None:
         """Sum the gradients of ``buckets`` by this transport from now on, if it can; on all ranks.
 
-        The holders of a bucket must give it in the same order.
+        The holders of a bucket must give it in the same order. Otherwise their groups sum it.
         """
-        ...
 
     def abort(self) -> None:
         """Close the connections so that peers notice; nothing can be sent afterwards."""

@@ -19,7 +19,7 @@ from penstock.errors import LossNotFinite
 from penstock.runtime.engine import Engine
 from penstock.runtime.metrics import NoTerms
 from penstock.runtime.program import RankStages
-from penstock.runtime.stage.partial_recompute import PartlyRecomputed, single_layers
+from penstock.runtime.stage.partial_recompute import PartlyRecomputed, fastest_call
 from penstock.runtime.stage.runner import ModuleRunner, Tensors
 from penstock.runtime.update.training import StepBegin, Training, Updated
 
@@ -84,12 +84,12 @@ class LayersInspected:
             stage, program = engine.plan.stages[place.stage], programs[place.stage]
             shards = engine.shards_of(place.stage)
             runners[place.stage] = PartlyRecomputed(
+                engine.graph,
                 program,
-                single_layers(engine.graph, stage, program),
                 engine.world.device,
+                call_of=shards.call_of if shards is not None else fastest_call,
                 watch=self.look,
                 by_block=stage.by_block,
-                **({"call_of": shards.call_of} if shards is not None else {}),
                 **engine.options_of(place, program),
             )
         return engine.stages_with(engine.stages.boundaries, programs, runners)

@@ -5,9 +5,11 @@ reader. A tensor takes one slot, a larger one several. A Gloo message takes two 
 threads; a message here takes one copy in, one copy out and two counters.
 """
 
+import mmap
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import prod
 from typing import Self
 
 import torch
@@ -17,22 +19,21 @@ from penstock.runtime.processes.heartbeat import HEARTBEAT
 from penstock.runtime.processes.world import World
 from penstock.runtime.transport.messages import Message
 from penstock.runtime.transport.shared_memory.segments import (
+    ASLEEP,
     CACHE_LINE_BYTES,
+    CORE,
+    POSITION,
     RingSize,
     Segments,
     SharedSegment,
-    Word,
     join_segments,
     own_core,
 )
 from penstock.runtime.transport.shared_memory.sums import share_sums
-from penstock.runtime.transport.transport import Inlet, position_words
-from penstock.schedule.action import Action
+from penstock.runtime.transport.transport import Inlet, Transport, position_words
 
 LEAST_SLOTS = 4
 HEAD, TAIL = 0, CACHE_LINE_BYTES // 8
-# Plain numbers: looking up a member of an enumeration takes as long as the memory access.
-ASLEEP, POSITION, CORE = int(Word.ASLEEP), int(Word.POSITION), int(Word.CORE)
 KINDS_KEPT = 64
 
 
@@ -45,6 +46,27 @@ def ring_size(messages: Sequence[Message], slot_limit: int, ring_limit: int) -> 
     return RingSize(max(LEAST_SLOTS, min(wanted, ring_limit // slot)), slot)
 
 
+class SlotViews(dict[int, torch.Tensor]):
+    """Slots as tensors of one type and shape, by their places; each is made when first used."""
+
+    def __init__(
+        self,
+        memory: mmap.mmap,
+        start: int,
+        slot_bytes: int,
+        dtype: torch.dtype,
+        shape: tuple[int, ...],
+    ) -> None:
+        self._memory, self._start, self._slot_bytes = memory, start, slot_bytes
+        self._dtype, self._shape = dtype, shape
+
+    def __missing__(self, place: int) -> torch.Tensor:
+        start, count = self._start + place * self._slot_bytes, prod(self._shape)
+        flat = torch.frombuffer(self._memory, dtype=self._dtype, count=count, offset=start)
+        view = self[place] = flat.view(self._shape)
+        return view
+
+
 class SlotRing:
     """The slots from one rank to another, used by either of them.
 
@@ -52,14 +74,12 @@ class SlotRing:
     """
 
     def __init__(self, segment: SharedSegment, sender: int) -> None:
-        start, size = segment.rings[sender]
-        self.slots, self.slot_bytes = size.slots, size.slot_bytes
-        self.counters = memoryview(segment.memory)[start : start + 2 * CACHE_LINE_BYTES].cast("Q")
+        self._memory, (self._start, size) = segment.memory, segment.rings[sender]
+        self.slots, self.slot_bytes, self.bytes = size.slots, size.slot_bytes, size.bytes
+        self._data = self._start + 2 * CACHE_LINE_BYTES
+        self.counters = memoryview(segment.memory)[self._start : self._data].cast("Q")
         self.head = self.tail = 0
-        self.bytes = size.bytes
-        self._memory, self._start = segment.memory, start
-        self._data = start + 2 * CACHE_LINE_BYTES
-        self._views: dict[tuple[torch.dtype, tuple[int, ...]], list[torch.Tensor | None]] = {}
+        self._views: dict[tuple[torch.dtype, tuple[int, ...]], SlotViews] = {}
 
     def whole(self) -> torch.Tensor:
         """The memory of counters and slots."""
@@ -67,35 +87,19 @@ class SlotRing:
             self._memory, dtype=torch.uint8, count=self.bytes, offset=self._start
         )
 
-    def slot(self, number: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-        """Slot ``number`` (modulo the number of slots) as a tensor."""
-        views = self.views(dtype, shape)
-        place = number % self.slots
-        view = views[place]
-        return view if view is not None else self.new_view(views, place, dtype, shape)
+    def slot(self, number: int, like: torch.Tensor) -> torch.Tensor:
+        """Slot ``number`` (modulo the number of slots) as a tensor ``like`` another."""
+        return self.views(like.dtype, tuple(like.shape))[number % self.slots]
 
-    def views(self, dtype: torch.dtype, shape: tuple[int, ...]) -> list[torch.Tensor | None]:
-        """The tensors of one type and shape in each slot; ``None`` where not created yet."""
+    def views(self, dtype: torch.dtype, shape: tuple[int, ...]) -> SlotViews:
+        """The slots as tensors of one type and shape."""
         found = self._views.get((dtype, shape))
         if found is None:
             if len(self._views) >= KINDS_KEPT:
                 self._views.clear()
-            found = self._views[dtype, shape] = [None] * self.slots
+            found = SlotViews(self._memory, self._data, self.slot_bytes, dtype, shape)
+            self._views[dtype, shape] = found
         return found
-
-    def new_view(
-        self,
-        views: list[torch.Tensor | None],
-        place: int,
-        dtype: torch.dtype,
-        shape: tuple[int, ...],
-    ) -> torch.Tensor:
-        """Create the tensor in slot ``place`` and store it in ``views``."""
-        start = self._data + place * self.slot_bytes
-        count = torch.Size(shape).numel()
-        flat = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=start)
-        view = views[place] = flat.view(shape)
-        return view
 
     def has_free_slot(self) -> bool:
         """Return whether a slot is free; for the writing end."""
@@ -105,7 +109,7 @@ class SlotRing:
         return self.head - self.tail < self.slots
 
 
-class SharedMemoryTransport:
+class SharedMemoryTransport(Transport):
     """The rings of one rank; see `Transport`. A slot and a ring have limits, in bytes."""
 
     slot_limit = 1 << 20
@@ -113,7 +117,7 @@ class SharedMemoryTransport:
 
     def __init__(self, world: World, segments: Segments) -> None:
         self.segments = segments
-        self._world, self._device = world, world.device
+        self._world = world
         self._words = segments.own.words
         HEARTBEAT.action = self.position
         rank = segments.rank
@@ -141,12 +145,6 @@ class SharedMemoryTransport:
         segments = join_segments(world, rings, spin_s=spin_s)
         return cls(world, segments) if segments is not None else None
 
-    def begin(self) -> None:
-        """Nothing to prepare: the rings are always open."""
-
-    def proceed(self, planned: Sequence[Message | Action]) -> None:
-        """Nothing to prepare."""
-
     def at(self, position: int) -> None:
         words = self._words
         words[POSITION] = position
@@ -161,9 +159,8 @@ class SharedMemoryTransport:
         ring, unsent = self._into[peer], self._unsent[peer]
         if len(message.parts) != 1 or not 0 < message.bytes <= ring.slot_bytes:
             return lambda tensors: self._send(peer, tensors)
-        part = message.parts[0]
-        dtype, shape, slots = part.dtype, part.shape, ring.slots
-        views, counters = ring.views(dtype, shape), ring.counters
+        part, slots = message.parts[0], ring.slots
+        views, counters = ring.views(part.dtype, part.shape), ring.counters
         segment = self.segments.peers[peer]
         words = segment.words
 
@@ -172,11 +169,7 @@ class SharedMemoryTransport:
                 self._send(peer, tensors)
                 return
             head = ring.head
-            place = head % slots
-            view = views[place]
-            if view is None:
-                view = ring.new_view(views, place, dtype, shape)
-            view.copy_(tensors[0].detach())
+            views[head % slots].copy_(tensors[0].detach())
             ring.head = counters[HEAD] = head + 1
             if words[ASLEEP]:
                 segment.wake()
@@ -189,18 +182,13 @@ class SharedMemoryTransport:
         wait = partial(self._await_slot, ring, message)
         if len(message.parts) != 1 or not 0 < part.bytes <= ring.slot_bytes:
             return Inlet(wait, partial(self._take, ring, message))
-        dtype, shape, slots = part.dtype, part.shape, ring.slots
-        views, counters = ring.views(dtype, shape), ring.counters
+        views, counters, slots = ring.views(part.dtype, part.shape), ring.counters, ring.slots
         segment = self.segments.peers[peer]
         words = segment.words
 
         def take() -> list[torch.Tensor]:
             tail = ring.tail
-            place = tail % slots
-            view = views[place]
-            if view is None:
-                view = ring.new_view(views, place, dtype, shape)
-            tensor = view.clone()
+            tensor = views[tail % slots].clone()
             ring.tail = counters[TAIL] = tail + 1
             if words[ASLEEP] == 2:
                 segment.wake()
@@ -215,19 +203,15 @@ class SharedMemoryTransport:
         self._flush_one(peer)
 
     def _take(self, ring: SlotRing, message: Message) -> list[torch.Tensor]:
-        tensors: list[torch.Tensor] = []
-        for part in message.parts:
-            if 0 < part.bytes <= ring.slot_bytes:
-                self._await_slot(ring, message)
-                tensors.append(ring.slot(ring.tail, part.dtype, part.shape).clone())
-                self._release_slot(ring, message.sender)
-                continue
-            whole = torch.empty(part.shape, dtype=part.dtype, device=self._device)
+        segment = self.segments.peers[message.sender]
+        tensors = [torch.empty(part.shape, dtype=part.dtype) for part in message.parts]
+        for whole in tensors:
             for piece in pieces(whole, ring.slot_bytes):
                 self._await_slot(ring, message)
-                piece.copy_(ring.slot(ring.tail, part.dtype, tuple(piece.shape)))
-                self._release_slot(ring, message.sender)
-            tensors.append(whole)
+                piece.copy_(ring.slot(ring.tail, piece))
+                ring.tail = ring.counters[TAIL] = ring.tail + 1
+                if segment.words[ASLEEP] == 2:
+                    segment.wake()
         return tensors
 
     def drain(self) -> None:
@@ -248,7 +232,6 @@ class SharedMemoryTransport:
             share_sums(self._world, self.segments, buckets)
 
     def abort(self) -> None:
-        """Set the flag that waiting peers check."""
         self.segments.abort()
 
     def close(self) -> None:
@@ -273,12 +256,6 @@ class SharedMemoryTransport:
         """Return the work for the time of a wait for a message; see `Segments.wait`."""
         return self._flush if any(self._unsent.values()) else None
 
-    def _release_slot(self, ring: SlotRing, peer: int) -> None:
-        ring.tail = ring.counters[TAIL] = ring.tail + 1
-        segment = self.segments.peers[peer]
-        if segment.words[ASLEEP] == 2:
-            segment.wake()
-
     def _flush(self) -> bool:
         """Move unsent pieces into their rings; returns whether some are left."""
         for peer, unsent in self._unsent.items():
@@ -291,7 +268,7 @@ class SharedMemoryTransport:
         before = ring.head
         while unsent and ring.has_free_slot():
             piece = unsent.popleft()
-            ring.slot(ring.head, piece.dtype, tuple(piece.shape)).copy_(piece)
+            ring.slot(ring.head, piece).copy_(piece)
             ring.head += 1
         if ring.head != before:
             ring.counters[HEAD] = ring.head

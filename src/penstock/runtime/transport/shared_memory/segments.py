@@ -2,8 +2,8 @@
 
 Every rank owns one anonymous segment (``memfd``) and one pipe. Its peers open both through
 ``/proc/<pid>/fd``. Neither has a name in a file system, so nothing is left behind, however a
-process ends. A segment begins with words that only its owner writes (see `Word`). They are followed
-by one ring for each rank that sends to the owner.
+process ends. A segment begins with words that only its owner writes. They are followed by one
+ring for each rank that sends to the owner.
 """
 
 import ctypes
@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from enum import IntEnum
 
 from penstock.errors import PeerFailed
 from penstock.runtime.processes.heartbeat import HEARTBEAT, CurrentWait
@@ -27,19 +26,16 @@ CACHE_LINE_BYTES = 64
 SLICE_MS = 5
 """A sleeping rank checks this often, in milliseconds, in case a wake-up is lost in a race."""
 
-
 LEAST_SPIN_S = 20e-6
 
 
-class Word(IntEnum):
-    """Indexes of the owner's words at the start of its segment, one cache line each."""
-
-    ASLEEP = 0  # 1: waits for messages; 2: waits for messages or for free slots to send
-    ABORTED = 8
-    CLOSED = 16
-    POSITION = 24  # the code of its current action
-    CORE = 32  # the processor core it was last seen on
-    BANKS = 64  # two banks of values for `announce`
+# Indexes of the owner's words at the start of its segment, one cache line each.
+ASLEEP = 0  # 1: waits for messages; 2: waits for messages or for free slots to send
+ABORTED = 8
+CLOSED = 16
+POSITION = 24  # the code of its current action
+CORE = 32  # the processor core it was last seen on
+BANKS = 64  # two banks of values for `announce`
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +76,7 @@ class SharedSegment:
 
         Its ASLEEP word is cleared first, so that later messages do not wake it again.
         """
-        self.words[Word.ASLEEP] = 0
+        self.words[ASLEEP] = 0
         with suppress(BlockingIOError, BrokenPipeError):
             os.write(self.wakeup, b"!")
 
@@ -169,27 +165,27 @@ class Segments:
                     return True
             if advance is not None:
                 advance()
-            if time.perf_counter() - start > self._spin_s or words[Word.CORE] == own_core():
+            if time.perf_counter() - start > self._spin_s or words[CORE] == own_core():
                 return False
 
     def _slept_until(self, ready: Callable[[], bool], advance: Callable[[], bool] | None) -> bool:
         left = advance() if advance is not None else False
-        self.own.words[Word.ASLEEP] = 2 if left else 1
+        self.own.words[ASLEEP] = 2 if left else 1
         if not ready():
             for handle, _ in self._poll.poll(SLICE_MS):
                 if handle == self._wakeups:
                     os.read(self._wakeups, 4096)
-        self.own.words[Word.ASLEEP] = 0
+        self.own.words[ASLEEP] = 0
         return ready()
 
     def _check_peers(
         self, ready: Callable[[], bool], what: Callable[[], str], awaited: int
     ) -> None:
         for peer, segment in self.peers.items():
-            if segment.words[Word.ABORTED]:
+            if segment.words[ABORTED]:
                 raise PeerFailed(f"rank {peer} failed while rank {self.rank} waited")
             # What it sent before it closed can still be read.
-            if peer == awaited and segment.words[Word.CLOSED] and not ready():
+            if peer == awaited and segment.words[CLOSED] and not ready():
                 raise PeerFailed(
                     f"rank {peer} has closed its pipeline while rank {self.rank}, which "
                     f"{HEARTBEAT.phase}, waited for {what()}; if its data end early, give every "
@@ -199,7 +195,7 @@ class Segments:
             peer = self._rank_of_process.get(handle)
             if peer is None:
                 continue
-            if self.peers[peer].words[Word.CLOSED]:
+            if self.peers[peer].words[CLOSED]:
                 self._poll.unregister(handle)
             # What it sent before it ended can still be read.
             elif not ready():
@@ -216,14 +212,14 @@ class Segments:
         """
         self._exchanges += 1
         number = self._exchanges
-        base = Word.BANKS + (number % 2) * BANK_WORDS
+        base = BANKS + (number % 2) * BANK_WORDS
         own = self.own
-        own.words[Word.CORE] = own_core()
+        own.words[CORE] = own_core()
         for place, value in enumerate(values, base + 1):
             own.numbers[place] = value
         own.words[base] = number
         for segment in self.peers.values():
-            if segment.words[Word.ASLEEP]:
+            if segment.words[ASLEEP]:
                 segment.wake()
 
         def of_all() -> list[list[float]]:
@@ -247,19 +243,19 @@ class Segments:
 
     def positions(self) -> tuple[int, ...]:
         """The latest published action of every peer."""
-        return tuple(segment.words[Word.POSITION] for segment in self.peers.values())
+        return tuple(segment.words[POSITION] for segment in self.peers.values())
 
     def abort(self) -> None:
         """Signal every peer that this rank has failed, and close the handles."""
         if self._wakeups < 0:
             return
-        self.own.words[Word.ABORTED] = 1
+        self.own.words[ABORTED] = 1
         for segment in self.peers.values():
             segment.wake()
         self._close_handles()
 
     def close(self) -> None:
-        self.own.words[Word.CLOSED] = 1
+        self.own.words[CLOSED] = 1
         self._close_handles()
 
     def _close_handles(self) -> None:

@@ -21,14 +21,13 @@ from penstock.errors import RunFailed
 from penstock.runtime.processes.world import World
 from penstock.runtime.transport.messages import Message
 from penstock.runtime.transport.shared_memory.rings import (
-    ASLEEP,
     HEAD,
     TAIL,
     SharedMemoryTransport,
     SlotRing,
     pieces,
 )
-from penstock.runtime.transport.shared_memory.segments import Segments, SharedSegment
+from penstock.runtime.transport.shared_memory.segments import ASLEEP, Segments, SharedSegment
 from penstock.runtime.transport.transport import Inlet
 
 LOOK_S = 1e-4
@@ -111,8 +110,8 @@ class StagedTransport(SharedMemoryTransport):
     def __init__(self, world: World, segments: Segments) -> None:
         super().__init__(world, segments)
         memories = [ring.whole() for ring in (*self._into.values(), *self._from.values())]
-        self._pinned = [memory for memory in memories if pinned_memory(memory, self._device)]
-        self._leaving, self._entering = CopyStream(self._device), CopyStream(self._device)
+        self._pinned = [memory for memory in memories if pinned_memory(memory, world.device)]
+        self._leaving, self._entering = CopyStream(world.device), CopyStream(world.device)
         self._sender = CopyThread(
             "sends", segments.own, lambda: any([self._launch(peer) for peer in self._unsent])
         )
@@ -132,7 +131,6 @@ class StagedTransport(SharedMemoryTransport):
             self.segments.wait(lambda: not self._sender.has_work(), lambda: what)
 
     def abort(self) -> None:
-        """Set the flag that waiting peers check."""
         self._leave(LEAVE_S)
         super().abort()
 
@@ -165,7 +163,7 @@ class StagedTransport(SharedMemoryTransport):
         ring, unsent, segment = self._into[peer], self._unsent[peer], self.segments.peers[peer]
         while unsent and ring.has_free_slot():
             piece = unsent.popleft()
-            slot = ring.slot(ring.head, piece.dtype, tuple(piece.shape))
+            slot = ring.slot(ring.head, piece)
             ring.head += 1
 
             def publish(number: int = ring.head) -> None:
@@ -182,7 +180,7 @@ class StagedTransport(SharedMemoryTransport):
         for tensor in tensors:
             for piece in pieces(tensor, ring.slot_bytes):
                 self._await_slot(ring, message)
-                slot = ring.slot(ring.tail, piece.dtype, tuple(piece.shape))
+                slot = ring.slot(ring.tail, piece)
                 ring.tail += 1
                 publish = partial(ring.counters.__setitem__, TAIL, ring.tail)
                 with self._receiver.changed:

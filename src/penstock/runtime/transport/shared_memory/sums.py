@@ -20,9 +20,9 @@ import torch
 from penstock.runtime.gradients.buckets import GradientBucket, place_gradients
 from penstock.runtime.processes.world import World
 from penstock.runtime.transport.shared_memory.segments import (
+    ASLEEP,
     CACHE_LINE_BYTES,
     Segments,
-    Word,
     open_memory,
 )
 
@@ -33,7 +33,6 @@ Each holds the number of the last sum for which the holder has completed its gra
 part, or copied the other parts.
 """
 PAGE_BYTES = 4096
-ASLEEP = int(Word.ASLEEP)
 
 
 @dataclass(frozen=True)
