@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from penstock.cluster.cluster import Cluster
-from penstock.core.native import DappleStep, GroupCosts, LinkNetwork, Occupancy
+from penstock.core.native import DappleStep, LinkNetwork, Occupancy
 from penstock.costs.stage_costs import rows_by_speed
 from penstock.costs.tables import ChainCosts
 from penstock.planners.dapple.placement import POLICIES, Counts, Occupancies
@@ -23,9 +23,6 @@ class Groups:
     places: Occupancies
     devices: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
     known: dict[object, int] = field(default_factory=dict[object, int])
-    known_slices: dict[object, tuple[int, ...]] = field(
-        default_factory=dict[object, tuple[int, ...]]
-    )
 
     def __post_init__(self) -> None:
         used, steps = self.places.used, self.places.steps
@@ -66,10 +63,7 @@ class Groups:
 
     def slices(self, devices: tuple[int, ...], rows: int) -> tuple[int, ...]:
         """Rows of each device of a group, in proportion to its speed."""
-        key = (len(devices) if self.same_speeds else devices, rows)
-        if key not in self.known_slices:
-            self.known_slices[key] = rows_by_speed(self.cluster, devices, rows)
-        return self.known_slices[key]
+        return rows_by_speed(self.cluster, devices, rows)
 
     def number(self, devices: tuple[int, ...]) -> int:
         """The number of a group; between equal hosts only the counts matter."""
@@ -84,11 +78,6 @@ class Groups:
             self.known[key] = len(self.devices)
             self.devices.append(devices)
         return self.known[key]
-
-    @cached_property
-    def same_speeds(self) -> bool:
-        """True if all devices are equally fast."""
-        return len({device.speed for device in self.cluster.devices}) == 1
 
     @cached_property
     def same_hosts(self) -> bool:
@@ -139,13 +128,6 @@ def search_steps_of(
         first = bisect_left(sources, place)
         occupancies.append(Occupancy(first, groups.number(rest), speed, idle))
     return steps, occupancies
-
-
-def costs_of_groups(chain: ChainCosts, groups: Groups, micro_batch_size: int) -> GroupCosts:
-    """The costs of layers on every group."""
-    return chain.costs(
-        groups.devices, [groups.slices(devices, micro_batch_size) for devices in groups.devices]
-    )
 
 
 def network_of_steps(chain: ChainCosts, groups: Groups, micro_batch_size: int) -> LinkNetwork:
