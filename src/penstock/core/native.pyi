@@ -634,7 +634,7 @@ class DappleQuestion:
 
 def dapple_plan(
     costs: GroupCosts, network: LinkNetwork, question: DappleQuestion, limit_s: float
-) -> tuple[float, list[tuple[int, int, int]]]:
+) -> tuple[float, list[list[int]]]:
     """The best plan of several stages whose closed form is below ``limit_s``, without the lock.
 
     Its seconds, and the cuts of each stage but the last with the step that it takes; none where

@@ -149,11 +149,9 @@ class Search:
         slices = [groups.slices(own, size) for own in groups.devices]
         self.costs = chain.costs(groups.devices, slices)
         self.network = network_of_steps(chain, groups, size)
+        largest = max(problem.micro_batch_sizes)
+        work = (layer.work_s for layer in problem.profile.layers)
         # Any slice of a stage costs at least so much for each of its rows.
-        largest, work = (
-            max(problem.micro_batch_sizes),
-            (own.work_s for own in problem.profile.layers),
-        )
         least = (max(0.0, min(w.at(1), w.at(largest) / largest)) for w in work)
         self.least_s = prefix_sums(least)[list(chain.cuts)]
 
@@ -188,7 +186,7 @@ class Search:
         seconds, taken = dapple_plan(self.costs, self.network, question, limit_s)
         return [Found(self.stages(taken), seconds)] if taken else []
 
-    def stages(self, taken: Sequence[tuple[int, int, int]]) -> tuple[Assignment, ...]:
+    def stages(self, taken: Sequence[Sequence[int]]) -> tuple[Assignment, ...]:
         """The stages of steps on real devices, and the last stage."""
         stages: list[Assignment] = []
         end = occupancy = 0

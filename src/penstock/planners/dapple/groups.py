@@ -1,7 +1,9 @@
 """The groups of devices that the stages of DAPPLE's search may take, and its steps for the core."""
 
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from penstock.cluster.cluster import Cluster
@@ -28,14 +30,17 @@ class Groups:
         used, steps = self.places.used, self.places.steps
         self.receivers = [self.behind(used[step.source], step.taken) for step in steps]
         self.senders = [
-            self.behind(used[step.source], step.taken, inverse_numbering(step.servers))
+            # The inverse of a permutation sorts it.
+            self.behind(
+                used[step.source],
+                step.taken,
+                sorted(range(len(step.servers)), key=step.servers.__getitem__),
+            )
             for step in steps
         ]
         self.numbers = [self.number(devices) for devices in self.receivers]
 
-    def behind(
-        self, used: Counts, taken: Counts, places: tuple[int, ...] | None = None
-    ) -> tuple[int, ...]:
+    def behind(self, used: Counts, taken: Counts, places: Sequence[int] = ()) -> tuple[int, ...]:
         """The devices ``taken`` behind ``used`` ones; server ``s`` is at place ``places[s]``."""
         servers = self.places.servers
         return tuple(
@@ -70,10 +75,7 @@ class Groups:
         key: object = devices
         if self.same_hosts:
             host = self.cluster.host_index
-            counts: dict[int, int] = {}
-            for device in devices:
-                counts[host[device]] = counts.get(host[device], 0) + 1
-            key = tuple(sorted(counts.values()))
+            key = tuple(sorted(Counter(host[device] for device in devices).values()))
         if key not in self.known:
             self.known[key] = len(self.devices)
             self.devices.append(devices)
@@ -81,26 +83,9 @@ class Groups:
 
     @cached_property
     def same_hosts(self) -> bool:
-        """True if all devices are equal, and the rates of all hosts."""
-        rates = {
-            (
-                h.link_bytes_per_s,
-                h.link_latency_s,
-                h.port_bytes_per_s,
-                h.port_latency_s,
-                h.full_speed_devices,
-            )
-            for h in self.cluster.hosts
-        }
-        return len(rates) == len(set(self.cluster.devices)) == 1 and not self.cluster.links
-
-
-def inverse_numbering(servers: tuple[int, ...]) -> tuple[int, ...]:
-    """The number of each server in another numbering: the inverse of a permutation."""
-    places = [0] * len(servers)
-    for place, server in enumerate(servers):
-        places[server] = place
-    return tuple(places)
+        """True if all devices are equal, and the hosts but for their number of devices."""
+        hosts = {replace(host, name="", devices=host.devices[:1]) for host in self.cluster.hosts}
+        return len(hosts) == len(set(self.cluster.devices)) == 1 and not self.cluster.links
 
 
 def search_steps_of(
