@@ -44,8 +44,9 @@ def rules_of(
     layers, devices = len(problem.profile.layers), len(problem.cluster.devices)
     most = min(layers // rounds, (problem.max_stages or layers) // rounds, devices)
     counts = {pin.stages for pin in problem.pins if pin.stages}
-    # The number of stages that is pinned, if they are placed so; else none.
-    least, most = (1, most) if not counts else (max(counts) // rounds,) * 2
+    # The number of stages that is pinned, if they can be placed so; else none.
+    least = max(counts) // rounds if counts else 1
+    most = min(most, least) if counts else most
 
     def may(choice: str) -> bool:
         return not choice or not all(choice_refusal(choice, name) for name in names)
