@@ -1,4 +1,4 @@
-"""Long chains made short keep their sums; plans for them are plans for the long ones."""
+"""Long chains are cut at few places."""
 
 from dataclasses import replace
 
@@ -7,37 +7,12 @@ from hypothesis import given, settings
 from planning_strategies import problems
 
 from penstock.cluster.toml_file import find_cluster
-from penstock.costs.stage_costs import estimate_s, plan_peaks_bytes
-from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.choice import Candidate
-from penstock.planners.coarse_chain import coarse_problem, expanded, likely_cuts
-from penstock.profile.model_profile import Affine, Edge, ModelProfile, TensorParallelCosts
-
-
-@settings(max_examples=60, deadline=None)
-@given(problem=problems())
-def test_a_coarse_plan_costs_what_it_costs_in_the_long_chain(problem: PlanningProblem):
-    coarse, cuts = coarse_problem(problem, 2)
-    layers = len(coarse.profile.layers)
-    # Each of the two parts of the work has at most one cut.
-    assert len(cuts) == layers + 1 <= 4
-    size = problem.micro_batch_sizes[0]
-    stages = tuple(
-        Stage(range(i, i + 1), (i,), (size,))
-        for i in range(min(layers, len(problem.cluster.devices)))
-    )
-    stages = (*stages[:-1], Stage(range(len(stages) - 1, layers), stages[-1].devices, (size,)))
-    plan = Plan(stages, problem.global_batch // size, size, problem.schedules[0])
-    (wide,) = expanded(iter([Candidate(plan, 1.0)]), cuts)
-    assert wide.plan.stages[-1].layers.stop == len(problem.profile.layers)
-    assert estimate_s(coarse, plan) == pytest.approx(estimate_s(problem, wide.plan))
-    coarse_peaks = plan_peaks_bytes(coarse, plan)
-    for coarse_bytes, true_bytes in zip(
-        coarse_peaks, plan_peaks_bytes(problem, wide.plan), strict=True
-    ):
-        # Only the workspace may be larger: of joined layers it is that of the hungriest each way.
-        assert coarse_bytes >= true_bytes * (1 - 1e-9)
+from penstock.planners.coarse_chain import likely_cuts
+from penstock.planners.dapple import dapple
+from penstock.planners.pipedream import pipedream
+from penstock.profile.model_profile import Affine, Edge, ModelProfile
 
 
 def test_a_long_chain_is_cut_where_little_crosses(small_profile: ModelProfile):
@@ -53,13 +28,18 @@ def test_a_long_chain_is_cut_where_little_crosses(small_profile: ModelProfile):
     assert likely_cuts(problem, 12) == tuple(range(13))
 
 
-def test_a_coarse_chain_does_not_say_what_tensor_groups_divide(
-    small_profile: ModelProfile,
-):
-    """That is known for each layer of the long chain."""
-    layers = (small_profile.layers[0],) * 12
-    divided = TensorParallelCosts((1.0,) * 12, (2.0,) * 12, (8.0,) * 12)
-    profile = ModelProfile("chain", layers, tensor_parallel=divided)
-    coarse, _ = coarse_problem(PlanningProblem(profile, find_cluster("dapple-c"), 8, (8,)), 3)
-    assert len(coarse.profile.layers) < 12
-    assert coarse.profile.tensor_parallel is None
+@settings(max_examples=40, deadline=None)
+@given(problem=problems())
+def test_plans_of_long_chains_have_such_cuts_only(problem: PlanningProblem) -> None:
+    layers, cuts = len(problem.profile.layers), likely_cuts(problem, 2)
+    found: list[Candidate] = []
+    with pytest.MonkeyPatch.context() as patched:
+        for planner, candidates in (
+            (dapple, dapple.dapple_candidates),
+            (pipedream, pipedream.pipedream_candidates),
+        ):
+            patched.setattr(planner, "MOST_LAYERS", 2)
+            found += candidates(problem)
+    for candidate in found:
+        stops = [stage.layers.stop for stage in candidate.plan.stages]
+        assert stops[-1] == layers and set(stops) <= set(cuts)

@@ -10,13 +10,13 @@ from planning_strategies import problems
 from reference.plain_dapple import every_latency_s, plan_latency_s, slides_s
 
 from penstock.cluster.cluster import Cluster, Device, Host
+from penstock.core.native import dapple_latency_s, dapple_pivot
 from penstock.costs.stage_costs import plan_peaks_bytes
 from penstock.costs.tables import whole_chain
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
-from penstock.planners.dapple.dapple import dapple_candidates, search_of
+from penstock.planners.dapple.dapple import Search, dapple_candidates
 from penstock.planners.dapple.groups import Groups
-from penstock.planners.dapple.latency import latency_s, pivot_of
 from penstock.planners.dapple.placement import POLICIES, occupancies
 from penstock.planners.search.search import PLANNERS
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
@@ -65,20 +65,20 @@ def test_the_closed_form_is_exact_for_balanced_stages(
 
 def test_the_ending_phase_lets_the_all_reduce_of_late_stages_hide_in_the_drain() -> None:
     forward, backward = [1.0, 1.0, 1.0], [2.0, 2.0, 2.0]
-    alone = latency_s(forward, backward, [0.0, 0.0, 0.0], 3, 8)
-    assert latency_s(forward, backward, [0.0, 0.0, 4.0], 3, 8) == alone
-    assert latency_s(forward, backward, [0.0, 0.0, 5.0], 3, 8) == alone + 1
-    assert latency_s(forward, backward, [4.0, 0.0, 0.0], 3, 8) == alone + 4
+    alone = dapple_latency_s(forward, backward, [0.0, 0.0, 0.0], 8)
+    assert dapple_latency_s(forward, backward, [0.0, 0.0, 4.0], 8) == alone
+    assert dapple_latency_s(forward, backward, [0.0, 0.0, 5.0], 8) == alone + 1
+    assert dapple_latency_s(forward, backward, [4.0, 0.0, 0.0], 8) == alone + 4
 
 
 def test_stages_behind_the_pivot_are_done_before_its_last_backward() -> None:
     # The first stage is the pivot. It ends its last forward after 3 s, and works 7 * 6 s more until
     # its last backward starts. Then stage 1 has just ended its own, and stage 2 ended 2 s earlier.
     forward, backward = [3.0, 1.0, 1.0], [3.0, 2.0, 2.0]
-    assert pivot_of(forward, backward, 3, 8) == 0
-    assert latency_s(forward, backward, [0.0, 0.0, 0.0], 3, 8) == 3 + 42 + 3
-    assert latency_s(forward, backward, [0.0, 0.0, 10.0], 3, 8) == 3 + 42 - 2 + 10
-    assert latency_s(forward, backward, [0.0, 10.0, 0.0], 3, 8) == 3 + 42 + 10
+    assert dapple_pivot(forward, backward, 8) == 0
+    assert dapple_latency_s(forward, backward, [0.0, 0.0, 0.0], 8) == 3 + 42 + 3
+    assert dapple_latency_s(forward, backward, [0.0, 0.0, 10.0], 8) == 3 + 42 - 2 + 10
+    assert dapple_latency_s(forward, backward, [0.0, 10.0, 0.0], 8) == 3 + 42 + 10
 
 
 @given(st.lists(st.tuples(*[st.integers(1, 9)] * 3), min_size=1, max_size=7), st.integers(1, 12))
@@ -86,7 +86,7 @@ def test_the_closed_form_is_that_of_the_slides(
     stages: list[tuple[int, int, int]], micro_batches: int
 ) -> None:
     times = tuple([float(time) for time in part] for part in zip(*stages, strict=True))
-    found_s = latency_s(*times, len(stages), micro_batches)
+    found_s = dapple_latency_s(*times, micro_batches)
     assert found_s == pytest.approx(slides_s(*times, micro_batches), rel=ROUNDING)
 
 
@@ -175,7 +175,7 @@ def test_no_slice_of_a_layer_costs_less_a_row_than_the_search_counts_on(fixed: f
     profile = ModelProfile("m", (LayerCost("l", work, work, Affine(), 5),) * 3)
     problem = PlanningProblem(profile, cluster_of(2), 8, (4, 2))
     groups = Groups(problem.cluster, occupancies(problem.cluster, 1.0))
-    search = search_of(whole_chain(problem), groups, 2, "1f1b")
+    search = Search(whole_chain(problem), groups, 2, "1f1b")
     least = min(2 * work.at(rows) / rows for rows in range(1, 5))
     assert list(search.least_s) == pytest.approx([0.0, least, 2 * least, 3 * least])
 

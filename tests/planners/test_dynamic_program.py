@@ -1,4 +1,4 @@
-"""The dynamic program against enumeration, its plain twin, and the simulator's memory."""
+"""The dynamic program against enumeration, and the simulator's memory."""
 
 from dataclasses import replace
 from math import inf
@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from planning_strategies import problems
 from reference.every_plan import every_plan
-from reference.plain_dynamic_program import plain_best_s
 
 from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.costs.sharding import with_sharding
@@ -69,36 +68,21 @@ def recompute_only_where_needed(problem: PlanningProblem, plan: Plan, fitting: s
 def test_the_table_finds_the_least_estimate_of_every_plan_that_fits(problem: PlanningProblem):
     order = tuple(range(len(problem.cluster.devices)))
     fitting = {plan for plan in every_plan(problem, order) if fits(problem, plan)}
-    least: dict[tuple[str, int, int], float] = {}
+    least: dict[tuple[str, int, int, int], float] = {}
     for plan in fitting:
         if recompute_only_where_needed(problem, plan, fitting):
-            key = (plan.schedule, plan.micro_batch_size, len(plan.stages))
+            key = (plan.schedule, plan.micro_batch_size, len(plan.stages), plan.devices[0])
             least[key] = min(least.get(key, inf), estimate_s(problem, plan))
-    found: dict[tuple[str, int, int], float] = {}
+    found: dict[tuple[str, int, int, int], float] = {}
     for schedule, size, candidate in candidates(problem):
         assert candidate.plan in fitting
         assert candidate.estimate_s == pytest.approx(
             estimate_s(problem, candidate.plan), rel=ROUNDING
         )
-        key = (schedule, size, len(candidate.plan.stages))
-        found[key] = min(found.get(key, inf), candidate.estimate_s)
+        found[schedule, size, len(candidate.plan.stages), candidate.plan.devices[0]] = (
+            candidate.estimate_s
+        )
     assert found == pytest.approx(least, rel=ROUNDING)
-
-
-@settings(max_examples=40, deadline=None)
-@given(problems(divided=True))
-def test_the_compiled_table_equals_its_plain_twin(problem: PlanningProblem):
-    order = tuple(range(len(problem.cluster.devices)))
-    size, schedule = problem.micro_batch_sizes[-1], problem.schedules[0]
-    best_s = table(problem, size, schedule).workloads()
-    compiled = {
-        (k, position): best_s[k, position]
-        for k in range(best_s.shape[0])
-        for position in range(best_s.shape[1])
-        if best_s[k, position] < inf
-    }
-    plain = plain_best_s(problem, order, size, schedule)
-    assert compiled == pytest.approx(plain, rel=ROUNDING)
 
 
 @settings(max_examples=40, deadline=None)

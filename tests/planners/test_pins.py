@@ -77,6 +77,16 @@ def test_no_plan_of_a_small_problem_that_keeps_the_pins_is_faster(
     assert score(found) <= best_s * (1 + 1e-9)
 
 
+def test_more_stages_than_devices_are_refused_where_each_needs_its_own(
+    small_profile: ModelProfile,
+) -> None:
+    """It crashed."""
+    one = Cluster("one", (Host("h", (Device("cpu", 1e9),), 1e8),))
+    problem = planning_problem(small_profile, one, 16, schedule="1f1b", pins=["stages: 2"])
+    with pytest.raises(Infeasible, match="no plan that keeps pin 'stages: 2' fits"):
+        find_plan(problem, "search", make_score(problem))
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb-v", "chimera", "zero-bubble"])
 def test_plans_of_every_kind_of_schedule_keep_pins(
     small_profile: ModelProfile, small_cluster: Cluster, schedule: str

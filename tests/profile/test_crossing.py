@@ -3,7 +3,6 @@
 from reference.crossing import crossing
 
 from penstock.costs.link_bound import sent_tensors
-from penstock.planners.coarse_chain import merged_runs
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
 
 
@@ -19,13 +18,10 @@ def test_the_edges_of_every_cut_are_those_that_cross_it() -> None:
 
 
 def test_tensors_of_one_name_in_two_layers_are_two() -> None:
-    """For a layer that reads both, for the two joined, and for a bound on what is sent."""
+    """For a layer that reads both, and for a bound on what is sent."""
     one = Affine(0.0, 1.0)
     layers = (LayerCost("layer", one, one, one),) * 4
     edges = tuple(Edge(i, 2, "x", Affine(0.0, 10.0 + i), one) for i in (0, 1))
     profile = ModelProfile("three", layers, edges)
     assert profile.by_block.layers[2].saved_bytes == Affine(0.0, 21.0)
-    coarse = merged_runs(profile, (0, 2, 3, 4), 1)
-    assert sum(edge.bytes.at(1) for edge in coarse.edges) == 21.0
-    assert len({edge.made for edge in coarse.edges}) == 2
     assert sorted(sent_tensors(profile, 1)) == [(11.0, 0, 2), (12.0, 1, 2)]

@@ -11,6 +11,7 @@ from penstock.plan.row_split import row_overlaps
 from penstock.profile.model_profile import Edge, ModelProfile
 from penstock.simulate.instances import StageUse
 
+from .all_reduce import all_reduced_s
 from .crossing import first_of_each_tensor
 from .simpy_gathers import gathered_pass_s
 from .stage_formula import StageFormula
@@ -34,6 +35,9 @@ class PartFormula(StageFormula):
 
     def device(self, j: int) -> Device:
         return self.problem.cluster.devices[self.stage.devices[j]]
+
+    def sum_s(self, size_bytes: float) -> float:
+        return all_reduced_s(self.problem.cluster, self.stage.devices, size_bytes)
 
     def read_of(self, j: int) -> float:
         """Seconds of any action at least: its chip reads the parameters that it does not hold."""

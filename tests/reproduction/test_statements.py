@@ -9,10 +9,10 @@ import pytest
 from reproduction.published import MODELS
 
 from penstock.cluster.cluster import Cluster, Device, Host
+from penstock.core.native import dapple_latency_s, dapple_pivot
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.planners.dapple.dapple import dapple
-from penstock.planners.dapple.latency import latency_s, pivot_of
 from penstock.planners.dapple.placement import scatter_first
 from penstock.planners.spp.device_order import ordered_by_minimum_cuts
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile
@@ -115,7 +115,7 @@ def printed_s(
     forward: list[float], backward: list[float], reduce: list[float], count: int
 ) -> float:
     """DAPPLE's latency as usually quoted: the pivot's own backward counts behind the pivot too."""
-    pivot = pivot_of(forward, backward, len(forward), count)
+    pivot = dapple_pivot(forward, backward, count)
     ending_s = max(
         reduce[s] + (sum(backward[s : pivot + 1]) if s <= pivot else -sum(backward[pivot : s + 1]))
         for s in range(len(forward))
@@ -135,7 +135,7 @@ def test_the_latency_is_the_quoted_one_in_the_median_and_more_with_few_micro_bat
         backward = [seconds * draw.uniform(1.0, 2.5) for seconds in forward]
         reduce = [0.0 if s % 2 else draw.choice((0.0, draw.uniform(0.0, 10.0))) for s in stages]
         count = draw.randint(1, 20)
-        ours_s = latency_s(forward, backward, reduce, len(stages), count)
+        ours_s = dapple_latency_s(forward, backward, reduce, count)
         ratio = ours_s / printed_s(forward, backward, reduce, count)
         (many if count >= 2 * len(stages) else few).append(ratio)
     assert min(few + many) > 1 - 1e-12

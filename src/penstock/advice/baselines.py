@@ -66,7 +66,7 @@ def rivals_of(problem: PlanningProblem, score: Score) -> tuple[Rival, ...]:
     plain = replace(problem, schedules=(PLAIN,), recompute="off", blocks="no", sharding="off")
     free = replace(plain, recompute="auto", blocks="allowed")
     found = [planned(plain, score), planned(replace(plain, blocks="always"), score)]
-    found += [dividing_plan(free, score, sharding)[1] for sharding in ("optimizer", "parameters")]
+    found += [dividing_plan(free, score, sharding) for sharding in ("optimizer", "parameters")]
     names = ("DDP", "DDP with activation checkpointing", "ZeRO-1", "FSDP")
     rivals = [rival(problem, name, plan) for name, plan in zip(names, found, strict=True)]
     late_s = without_overlap_s(problem, found[0]) if found[0] else inf
@@ -76,7 +76,7 @@ def rivals_of(problem: PlanningProblem, score: Score) -> tuple[Rival, ...]:
         rivals.append(naive_split(free))
         if problem.profile.host_step_s_per_byte:
             own = free.with_state_on("host")
-            plan = dividing_plan(own, make_score(own), "parameters")[1]
+            plan = dividing_plan(own, make_score(own), "parameters")
             on_host = with_state_on(plan, "host") if plan and fits_hosts(problem, plan) else None
             rivals.append(rival(free, f"FSDP, {ON_HOST}", on_host))
     return tuple(rivals)

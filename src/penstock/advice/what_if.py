@@ -1,10 +1,8 @@
 """Simulate a plan as it is, or with other micro-batches or another schedule."""
 
-from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 from penstock.advice.assessment import PlannedPipeline, assess_plan, baselines_of
 from penstock.advice.explain import Explanation, explain_plan
@@ -14,6 +12,7 @@ from penstock.errors import BadInput
 from penstock.files import Json
 from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem, Score, micro_batch_sizes_of
+from penstock.planners.bapipe.bapipe import inter_layer_cuts
 from penstock.planners.problem import member_named, problem_of_plan
 from penstock.planners.tensor_groups import Groups, on_groups
 from penstock.profile.model_profile import ModelProfile
@@ -118,29 +117,13 @@ def recut(problem: PlanningProblem, plan: Plan, style: PlacementStyle, rounds: i
         for devices in groups
     ]
     seconds = [layer.work_s.at(plan.micro_batch_size) for layer in problem.profile.layers]
-    cuts = even_cuts(seconds, [speeds[group] for group in placement])
+    shares = [speeds[group] for group in placement]
+    cuts = inter_layer_cuts(seconds, shares, range(1, len(seconds)))
     stages = tuple(
         Stage(range(lo, hi), groups[group], slices[groups[group]])
         for (lo, hi), group in zip(pairwise(cuts), placement, strict=True)
     )
     return replace(plan, stages=stages, in_flight_limit=(), costs=(), memory_bytes=())
-
-
-def even_cuts(seconds: Sequence[float], speeds: Sequence[float]) -> list[int]:
-    """Cuts between runs of layers whose shares of the work are nearest to the shares of the speeds.
-
-    >>> even_cuts([1, 1, 1, 1, 1, 1], speeds=[1, 2])
-    [0, 2, 6]
-    """
-    sums = list(accumulate(seconds, initial=0.0))
-    shares = list(accumulate(speeds))
-    cuts = [0]
-    for index, share in enumerate(shares[:-1], start=1):
-        wanted = sums[-1] * share / shares[-1]
-        above = bisect_right(sums, wanted)
-        cut = min((above - 1, above), key=lambda i: abs(sums[min(i, len(sums) - 1)] - wanted))
-        cuts.append(min(max(cut, cuts[-1] + 1), len(seconds) - (len(speeds) - index)))
-    return [*cuts, len(seconds)]
 
 
 @dataclass(frozen=True)

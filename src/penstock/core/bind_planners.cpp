@@ -1,5 +1,8 @@
 // Bindings of the planners' dynamic programs; `native.pyi` describes them.
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/pair.h>
+
+#include <map>
 
 #include "bind.hpp"
 #include "dapple.hpp"
@@ -10,42 +13,46 @@ namespace penstock {
 namespace {
 
 using Pairs = Array<double, 2>;
+using Members = std::vector<std::pair<int, int>>;
 
-void make_costs(GroupCosts* self, const RunCosts& runs, const std::vector<Pairs>& workspaces, std::vector<Group> groups) {
-  new (self) GroupCosts{runs, {}, std::move(groups)};
-  for (const Pairs& workspace : workspaces)
+void make_costs(GroupCosts* self, const RunCosts& runs, const Hardware& hardware,
+                double step_s_per_byte, const std::vector<std::pair<int, Pairs>>& workspaces,
+                const std::vector<Members>& groups,
+                const std::vector<std::vector<ReduceCost>>& all_reduces) {
+  new (self) GroupCosts{runs, {}, {}};
+  std::map<int, int> tables;  // by rows; where no layer needs any, the first one serves all
+  for (const auto& [rows, workspace] : workspaces) {
+    tables[rows] = static_cast<int>(self->workspaces.size());
     self->workspaces.emplace_back(runs.cuts(), numbers(workspace));
-}
-
-void make_network(Network* self, std::vector<int> host, int hosts,
-                  const Array<double, 1>& latency_s, const Array<double, 1>& s_per_byte,
-                  const Array<std::uint8_t, 1>& uses_port,
-                  const std::vector<std::vector<std::pair<int, int>>>& groups) {
-  const int devices = static_cast<int>(host.size());
-  new (self) Network{devices,
-                     hosts,
-                     std::move(host),
-                     numbers(latency_s),
-                     numbers(s_per_byte),
-                     {uses_port.data(), uses_port.data() + uses_port.size()},
-                     {}};
-  for (const auto& group : groups) {
-    self->groups.emplace_back();
-    for (const auto& [device, rows] : group) self->groups.back().push_back({device, rows});
+  }
+  Group all;
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    std::vector<int> devices, rows;
+    for (const auto& [device, own] : groups[g]) {
+      devices.push_back(device);
+      rows.push_back(own);
+    }
+    hardware.set_group(all, step_s_per_byte, devices, rows);
+    Group& group = self->groups.emplace_back(all);
+    group.all_reduces = all_reduces.at(g);
+    group.kinds.clear();
+    for (ReplicaKind kind : all.kinds) {
+      const auto table = tables.find(static_cast<int>(kind.rows));
+      kind.workspace = table == tables.end() ? 0 : table->second;
+      if (std::ranges::find(group.kinds, kind) == group.kinds.end()) group.kinds.push_back(kind);
+    }
   }
 }
 
-void make_question(SppQuestion* self, std::pair<int, int> stages_and_blocks,
-                   std::vector<int> groups, std::vector<int> width, std::vector<int> depths,
-                   int micro_batches, int recompute, bool drains) {
-  new (self) SppQuestion{stages_and_blocks.first,
-                         stages_and_blocks.second,
-                         std::move(groups),
-                         std::move(width),
-                         std::move(depths),
-                         micro_batches,
-                         static_cast<RecomputeChoice>(recompute),
-                         drains};
+void make_spp_table(SppTable* self, const GroupCosts& costs, const Network& network,
+                    std::vector<int> groups, std::vector<int> width, std::vector<int> depths,
+                    int micro_batches, int recompute, bool drains) {
+  const int stages = static_cast<int>(depths.size());
+  const int blocks = static_cast<int>(groups.size() / width.size());
+  const auto choice = static_cast<RecomputeChoice>(recompute);
+  new (self) SppTable(costs, network,
+                      {stages, blocks, std::move(groups), std::move(width), std::move(depths),
+                       micro_batches, choice, drains});
 }
 
 /// One field of all states, by stages, first cut, first block and number of the first width.
@@ -63,10 +70,15 @@ auto column(const SppTable& self) {
       nb::find(self), {by_stage, by_cut, by_block, by_width});
 }
 
-DapplePlan dapple(const GroupCosts& costs, const Network& network, const DappleQuestion& question,
-                  double limit_s) {
+std::pair<double, std::vector<std::array<int, 3>>> dapple(const GroupCosts& costs,
+                                                          const Network& network,
+                                                          const DappleQuestion& question,
+                                                          double limit_s) {
   const nb::gil_scoped_release others_may_run;
-  return dapple_plan(costs, network, question, limit_s);
+  const DapplePlan best = dapple_plan(costs, network, question, limit_s);
+  std::vector<std::array<int, 3>> stages;
+  for (const Taken& taken : best.steps) stages.push_back({taken.cut, taken.end, taken.step});
+  return {best.seconds, stages};
 }
 
 std::vector<Column> columns_of(const std::vector<double>& forward_s,
@@ -129,16 +141,13 @@ auto row_column(const SlowestStageTable& self) {
       {each * self.cuts(), each});
 }
 
-void make_slowest_question(SlowestStageQuestion* self, std::vector<int> width,
-                           std::vector<WindowLoad> windows, const Array<double, 1>& crossing_bytes,
-                           int recompute, bool balanced) {
+void make_slowest_table(SlowestStageTable* self, const GroupCosts& costs, std::vector<int> width,
+                        std::vector<WindowLoad> windows, const Array<double, 1>& crossing_bytes,
+                        int recompute, bool balanced) {
   const int blocks = static_cast<int>(windows.size() / width.size());
-  new (self) SlowestStageQuestion{blocks,
-                                  std::move(width),
-                                  std::move(windows),
-                                  numbers(crossing_bytes),
-                                  static_cast<RecomputeChoice>(recompute),
-                                  balanced};
+  const auto choice = static_cast<RecomputeChoice>(recompute);
+  new (self) SlowestStageTable(costs, {blocks, std::move(width), std::move(windows),
+                                       numbers(crossing_bytes), choice, balanced});
 }
 
 void make_dapple_question(DappleQuestion* self, int micro_batches, int size, int recompute,
@@ -175,14 +184,9 @@ void bind_planners(nb::module_& module) {
   nb::class_<ChipMemory>(module, "ChipMemory")
       .def(nb::init<double, double>(), "bytes"_a, "off_chip_bytes_per_s"_a)
       .def("read_s", &ChipMemory::read_s, "parameter_bytes"_a);
-  nb::class_<ReplicaKind>(module, "ReplicaKind")
-      .def(nb::init<double, double, double, ChipMemory, int>(), "rows"_a, "speed"_a,
-           "memory_bytes"_a, "chip"_a, "workspace"_a);
-  nb::class_<Group>(module, "DeviceGroup")
-      .def(nb::init<std::vector<ReplicaKind>, double, int, double, std::vector<ReduceCost>>(),
-           "kinds"_a, "crowding"_a, "replicas"_a, "step_s_per_byte"_a, "all_reduces"_a);
   nb::class_<GroupCosts>(module, "GroupCosts")
-      .def("__init__", make_costs, "runs"_a, "workspaces"_a, "groups"_a)
+      .def("__init__", make_costs, "runs"_a, "hardware"_a, "step_s_per_byte"_a, "workspaces"_a,
+           "groups"_a, "all_reduces"_a)
       .def_prop_ro("cuts", &RunCosts::cuts)
       .def("forward_s", cost_of<&RunCosts::forward_s>, "group"_a, "lo"_a, "hi"_a)
       .def("backward_s", cost_of<&RunCosts::backward_s>, "group"_a, "lo"_a, "hi"_a)
@@ -191,14 +195,12 @@ void bind_planners(nb::module_& module) {
       .def("fit", fit_of, "group"_a, "lo"_a, "hi"_a, "depth"_a, "recompute"_a)
       .def("needed_bytes", needed_bytes_of, "group"_a, "lo"_a, "hi"_a, "depth"_a, "recompute"_a);
   nb::class_<Network>(module, "LinkNetwork")
-      .def("__init__", make_network, "host"_a, "hosts"_a, "latency_s"_a, "s_per_byte"_a,
-           "uses_port"_a, "groups"_a);
-  nb::class_<SppQuestion>(module, "SppQuestion")
-      .def("__init__", make_question, "stages_and_blocks"_a, "groups"_a, "width"_a, "depths"_a,
-           "micro_batches"_a, "recompute"_a, "drains"_a);
+      .def(nb::init<const Hardware&, std::vector<Members>>(),
+           "hardware"_a, "groups"_a, nb::keep_alive<1, 2>());
   nb::class_<SppTable>(module, "SppTable")
-      .def(nb::init<const GroupCosts&, const Network&, SppQuestion>(), "costs"_a, "network"_a,
-           "question"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
+      .def("__init__", make_spp_table, "costs"_a, "network"_a, "groups"_a, "width"_a, "depths"_a,
+           "micro_batches"_a, "recompute"_a, "drains"_a, nb::keep_alive<1, 2>(),
+           nb::keep_alive<1, 3>())
       .def_prop_ro("seconds", column<&SppState::seconds>)
       .def_prop_ro("passed_s", column<&SppState::passed_s>)
       .def_prop_ro("slowest_s", column<&SppState::slowest_s>)
@@ -208,12 +210,9 @@ void bind_planners(nb::module_& module) {
   nb::class_<WindowLoad>(module, "WindowLoad")
       .def(nb::init<int, int, int, double, double, double>(), "group"_a, "depth"_a, "replicas"_a,
            "before_s_per_byte"_a, "after_s_per_byte"_a, "parameter_s_per_byte"_a);
-  nb::class_<SlowestStageQuestion>(module, "SlowestStageQuestion")
-      .def("__init__", make_slowest_question, "width"_a, "windows"_a, "crossing_bytes"_a,
-           "recompute"_a, "balanced"_a);
   nb::class_<SlowestStageTable>(module, "SlowestStageTable")
-      .def(nb::init<const GroupCosts&, SlowestStageQuestion>(), "costs"_a, "question"_a,
-           nb::keep_alive<1, 2>())
+      .def("__init__", make_slowest_table, "costs"_a, "width"_a, "windows"_a, "crossing_bytes"_a,
+           "recompute"_a, "balanced"_a, nb::keep_alive<1, 2>())
       .def_prop_ro("seconds", row_column<&SlowestStageState::seconds>)
       .def_prop_ro("end", row_column<&SlowestStageState::end>)
       .def_prop_ro("number", row_column<&SlowestStageState::number>);
@@ -226,13 +225,6 @@ void bind_planners(nb::module_& module) {
   nb::class_<DappleQuestion>(module, "DappleQuestion")
       .def("__init__", make_dapple_question, "micro_batches"_a, "size"_a, "recompute"_a,
            "most_stages"_a, "depths"_a, "least_s"_a, "steps"_a, "places"_a);
-  nb::class_<Taken>(module, "DappleTaken")
-      .def_ro("lo", &Taken::cut)
-      .def_ro("step", &Taken::step)
-      .def_ro("end", &Taken::end);
-  nb::class_<DapplePlan>(module, "DapplePlan")
-      .def_ro("seconds", &DapplePlan::seconds)
-      .def_ro("steps", &DapplePlan::steps);
   module.def("dapple_latency_s", closed_form_s, "forward_s"_a, "backward_s"_a, "after_s"_a,
              "micro_batches"_a);
   module.def("dapple_pivot", closed_form_pivot, "forward_s"_a, "backward_s"_a, "micro_batches"_a);

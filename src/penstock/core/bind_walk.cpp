@@ -60,7 +60,7 @@ void make_costs(SearchCosts* self, const RunCosts& runs, const Layers& layers,
 }
 
 void make_question(LoadQuestion* self, int recompute, double power, bool steady) {
-  new (self) LoadQuestion{static_cast<RecomputeMode>(recompute), {static_cast<int>(power), steady}};
+  new (self) LoadQuestion{static_cast<RecomputeMode>(recompute), static_cast<int>(power), steady};
 }
 
 void make_rules(PointRules* self, int style, int rounds, bool split, int batch,
@@ -161,9 +161,6 @@ void bind_walk(nb::module_& module) {
       .def("allows", &PointRules::allows, "point"_a);
   nb::class_<LoadQuestion>(module, "LoadQuestion")
       .def("__init__", make_question, "recompute"_a, "power"_a, "steady"_a);
-  nb::class_<WalkPlan>(module, "WalkPlan")
-      .def(nb::init<LoadQuestion, double, int, std::uint32_t>(), "question"_a, "heat"_a, "steps"_a,
-           "seed"_a);
   nb::class_<Found>(module, "Found")
       .def_ro("seconds", &Found::seconds)
       .def_ro("point", &Found::point)
@@ -198,8 +195,8 @@ void bind_walk(nb::module_& module) {
   }, "costs"_a, "run"_a, "replicas"_a);
   module.def("rows_of", rows_of, "costs"_a, "devices"_a, "size"_a);
   module.def("load_s", load_s, "costs"_a, "rules"_a, "point"_a, "question"_a);
-  module.def("random_walk", random_walk, "costs"_a, "rules"_a, "start"_a, "walk"_a,
-             nb::call_guard<nb::gil_scoped_release>());
+  module.def("random_walk", random_walk, "costs"_a, "rules"_a, "start"_a, "question"_a, "heat"_a,
+             "steps"_a, "seed"_a, nb::call_guard<nb::gil_scoped_release>());
 }
 
 }  // namespace penstock

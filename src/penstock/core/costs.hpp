@@ -78,6 +78,8 @@ struct ReplicaKind {
   double rows, speed, memory_bytes;
   ChipMemory chip;
   int workspace = -1;  // the number of its table
+
+  bool operator==(const ReplicaKind&) const = default;
 };
 
 struct Group {

@@ -49,10 +49,14 @@ struct Column {
   double both_s() const { return forward_s + backward_s; }
 };
 
-/// The stage with the fewest bubbles in the steady phase; see `dapple.latency.pivot_of`.
+/// The stage with the fewest bubbles in the steady phase.
+///
+/// Stages are compared from the last to the first. A stage becomes the pivot if its own steady phase
+/// is longer than that of the pivot so far plus the round trip between the two. Transfers count as
+/// stages.
 int pivot_of(const Column* columns, int count, int micro_batches);
 
-/// DAPPLE's closed form; see `penstock.planners.dapple.latency.latency_s`.
+/// DAPPLE's closed form; `native.pyi` has it.
 double latency_s(const Column* columns, int count, int micro_batches);
 
 /// The best plan of at least two stages whose closed form is below `limit_s`.

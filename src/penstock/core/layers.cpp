@@ -123,4 +123,31 @@ GradientShare share_of(const Group& group, int segment, double bytes, const Redu
   return {segment, count, group.all_reduce_s(bytes / count), bytes / count};
 }
 
+double Hardware::crowding(std::span<const int> members) const {
+  double factor = 1;
+  for (const int device : members) {
+    const int host = devices[device].host, slots = hosts[host].full_speed_devices;
+    if (slots == 0) continue;
+    const auto busy =
+        std::ranges::count_if(members, [&](int other) { return devices[other].host == host; });
+    factor = std::max(factor, static_cast<double>(busy) / slots);
+  }
+  return factor;
+}
+
+void Hardware::set_group(Group& group, double step_s_per_byte, std::span<const int> members,
+                         std::span<const int> rows) const {
+  double slowest = kInfinity;
+  group.kinds.clear();
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    const Machine& machine = devices[members[i]];
+    group.kinds.push_back(
+        {static_cast<double>(rows[i]), machine.speed, machine.memory_bytes, machine.chip});
+    slowest = std::min(slowest, machine.speed);
+  }
+  group.crowding = crowding(members);
+  group.replicas = static_cast<int>(members.size());
+  group.step_s_per_byte = step_s_per_byte * group.crowding / slowest;
+}
+
 }  // namespace penstock

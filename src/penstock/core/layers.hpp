@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "costs.hpp"
@@ -181,6 +182,12 @@ struct Hardware {
   std::vector<Machine> devices;
   std::vector<HostRules> hosts;
   Links links;
+
+  /// By how much devices slow one another down on hosts with too few cores.
+  double crowding(std::span<const int> members) const;
+  /// Set all but the all-reduces of a group of devices with these rows each.
+  void set_group(Group& group, double step_s_per_byte, std::span<const int> members,
+                 std::span<const int> rows) const;
 };
 
 }  // namespace penstock

@@ -41,11 +41,7 @@ def most_bytes(memories: Sequence[StageMemory], holdings: Sequence[Holding]) -> 
     """Peak bytes of a device with replicas of these memories, while an action runs."""
 
 class ReplicaWork:
-    """Seconds of one replica for each micro-batch, and its memory (`part_costs.cpp`).
-
-    ``segments_s`` are the parts of its last action that makes gradients (B, or W if the backward is
-    split), cut where gradients are complete.
-    """
+    """Seconds of one replica for each micro-batch, and its memory (`work.hpp`)."""
 
     forward_s: float
     backward_s: float
@@ -56,10 +52,7 @@ class ReplicaWork:
         """Seconds of one action at full speed; R is the forward of the recomputed layers."""
 
 class GradientShare:
-    """Gradients that are complete with one segment of the last backward, in equal buckets.
-
-    ``seconds`` and ``bytes`` are those of one bucket. Segment -1 is the last one.
-    """
+    """Gradients in equal buckets; ``seconds`` and ``bytes`` are those of one (`work.hpp`)."""
 
     segment: int
     buckets: int
@@ -74,10 +67,9 @@ class Ports:
     incoming: list[int]
 
 class StageWork:
-    """One instance of a stage on its devices.
+    """One instance of a stage on its devices (`work.hpp`).
 
-    Segment ``k`` of the last backward ends at layer ``segment_layers[k]``. ``shares`` are the
-    gradients that the replicas reduce among themselves through ``ports``.
+    ``shares`` are the gradients that the replicas reduce among themselves through ``ports``.
     """
 
     devices: tuple[int, ...]
@@ -94,11 +86,7 @@ class StageWork:
         """The same work where all gradients wait for the end of the last backward."""
 
 class Pair:
-    """The messages between replica ``sender`` of the producer and ``receiver`` of the consumer.
-
-    Activations are sent down, gradients up. ``returns``: there is a message up. ``port_down`` and
-    ``port_up``: that message uses the ports of the hosts.
-    """
+    """The messages of a micro-batch between two replicas (`work.hpp`)."""
 
     sender: int
     receiver: int
@@ -116,10 +104,7 @@ class Boundary:
     pairs: list[Pair]
 
 class TiedGroup:
-    """Parameters that several instances hold; complete with the last segment of each.
-
-    These are parameters tied across stages, and all parameters of a mirrored stage.
-    """
+    """Parameters that several instances hold (`work.hpp`)."""
 
     stages: list[int]
     shares: list[GradientShare]
@@ -266,16 +251,11 @@ class ReduceRules:
     ) -> None: ...
 
 class RunCosts:
-    """The costs of all runs of layers that begin and end at some cuts of a chain.
+    """The costs of all runs of layers that begin and end at some cuts of a chain (`costs.hpp`).
 
-    Run ``lo, hi`` holds the layers between the cuts of these numbers. Costs that depend
-    on samples have two rows: the fixed part, and the part for each sample.
-
-    - ``forward``, ``backward``, ``saved``: sums up to each cut.
-    - ``down``, ``up``: bytes that cross each cut, of activations and of their gradients.
-    - ``inputs``, ``parameters``, ``held``: a run is row ``lo``, column ``hi``. ``inputs`` are the
-      bytes of the tensors that it reads from earlier layers. ``held`` are the bytes that a device
-      keeps all the time: parameters, gradients, optimizer state, buffers.
+    Costs that depend on samples have two rows: the fixed part, and the part for each sample.
+    ``forward``, ``backward`` and ``saved`` are sums up to each cut; in ``inputs``, ``parameters``
+    and ``held`` the run between two cuts is row ``lo``, column ``hi``.
     """
 
     def __init__(
@@ -336,12 +316,7 @@ class StageCost:
     """The same with recompute."""
 
 class StageSeconds:
-    """Seconds of a stage for a micro-batch on its slowest replica.
-
-    ``whole_s`` may be less than forward plus backward, because different replicas may be slowest in
-    the two. ``weight_s`` is the weights' part of the backward. ``after_s`` are the all-reduce of
-    gradients and the optimizer's step, as if none of it passed beside the backward.
-    """
+    """Seconds of a stage for a micro-batch on its slowest replica (`stage_costs.hpp`)."""
 
     forward_s: float
     backward_s: float
@@ -350,8 +325,7 @@ class StageSeconds:
     after_s: float
 
 class RunBytes:
-    """Bytes of a replica: ``saved`` of each micro-batch until its backward, or its ``inputs`` with
-    recompute, and the ``workspace`` of the hungriest layer while it computes."""
+    """Bytes that a replica keeps of a micro-batch, without recompute and with it; workspace."""
 
     saved: float
     inputs: float
@@ -360,9 +334,8 @@ class RunBytes:
 class Point:
     """Devices, layers and micro-batches of a plan, and how its groups save memory (`point.hpp`).
 
-    ``starts`` and ``cuts`` are places in ``order`` and layers where groups and stages begin.
     ``recompute`` of a group is 0 for none, 1 for whole stages, 2 by block; ``sharding`` a place in
-    `penstock.plan.plan.SHARDINGS`. ``size`` and ``depth`` are indices.
+    `penstock.plan.plan.SHARDINGS`.
     """
 
     @overload
@@ -424,11 +397,6 @@ class LoadQuestion:
     def __init__(self, recompute: int, power: float, steady: bool) -> None:
         """``recompute``: 0 never, 1 where it is faster, 2 always."""
 
-class WalkPlan:
-    """A random walk of ``steps`` points; at first, slower ones by about ``heat`` are accepted."""
-
-    def __init__(self, question: LoadQuestion, heat: float, steps: int, seed: int) -> None: ...
-
 class Found:
     """A point with its seconds, and micro-batches in flight of its stages where it was played."""
 
@@ -460,10 +428,9 @@ class QuickPlay:
 def gathered_pass_s(
     gathers_s: Sequence[float], computes_s: Sequence[float], scatters: bool
 ) -> float:
-    """Seconds of a pass over layers whose devices divide their parameters (FSDP).
+    """Seconds of a pass over layers whose devices divide their parameters (`GatheredPass`).
 
-    A layer is gathered before it computes, one ahead of the one that does. If ``scatters``, its
-    gradients are sent after it, for as long as it was gathered.
+    If ``scatters``, a layer's gradients are sent after it, for as long as it was gathered.
     """
 
 def stage_cost(
@@ -491,12 +458,7 @@ def held_bytes(
     copies: float,
     state: float,
 ) -> float:
-    """Bytes that each of some devices holds all the time: parameters, gradients, optimizer state.
-
-    ``copies`` are those of parameters and gradients, ``state`` the optimizer's bytes for each byte
-    of parameters. Where parameters are divided, two layers that follow one another are whole at a
-    time, with their gradients: ``two_layers`` are the bytes of the two largest.
-    """
+    """Bytes that each of some devices holds all the time (`costs.hpp`)."""
 
 def state_bytes(costs: SearchCosts, run: tuple[int, int], replicas: int) -> float:
     """Bytes that each of ``replicas`` devices holds all the time, buffers too."""
@@ -507,28 +469,27 @@ def rows_of(costs: SearchCosts, devices: Sequence[int], size: int) -> list[int]:
 def load_s(costs: SearchCosts, rules: PointRules, point: Point, question: LoadQuestion) -> float:
     """Return seconds if work never waited for a busy resource; infinite if it does not fit."""
 
-def random_walk(costs: SearchCosts, rules: PointRules, start: Point, walk: WalkPlan) -> list[Found]:
+def random_walk(
+    costs: SearchCosts,
+    rules: PointRules,
+    start: Point,
+    question: LoadQuestion,
+    heat: float,
+    steps: int,
+    seed: int,
+) -> list[Found]:
     """Return the best points on a random walk by simulated annealing, without Python's lock.
 
-    There is one for each size of micro-batches and number of groups, the best first.
+    There is one for each size of micro-batches and number of groups, the best first. At first,
+    points that are slower by about the share ``heat`` are accepted.
     """
 
 class ChipMemory:
-    """Memory on a chip, and the rate of that beyond; with a rate of 0 there is none beyond.
-
-    A stage with more parameters than the chip holds reads them in every action.
-    """
+    """Memory on a chip, and the rate of that beyond; with a rate of 0 there is none beyond."""
 
     def __init__(self, bytes: float, off_chip_bytes_per_s: float) -> None: ...
     def read_s(self, parameter_bytes: float) -> float:
         """The least seconds of an action of a stage with ``parameter_bytes``."""
-
-class ReplicaKind:
-    """Equal replicas of a group; ``workspace`` is the number of their table."""
-
-    def __init__(
-        self, rows: float, speed: float, memory_bytes: float, chip: ChipMemory, workspace: int
-    ) -> None: ...
 
 class AllReduceCost:
     """The cost of one all-reduce algorithm: ``latency_s + s_per_byte * bytes``."""
@@ -542,31 +503,20 @@ class AllReduceCost:
 def multiply_all_reduces(factor: float) -> None:
     """Multiply the time of every later all-reduce by ``factor``; for tests."""
 
-class DeviceGroup:
-    """The devices of a stage; ``all_reduces`` has the cost of each algorithm."""
-
-    def __init__(
-        self,
-        kinds: Sequence[ReplicaKind],
-        crowding: float,
-        replicas: int,
-        step_s_per_byte: float,
-        all_reduces: Sequence[AllReduceCost],
-    ) -> None: ...
-
 class GroupCosts:
-    """The costs of runs of layers on groups of devices (`penstock.costs.stage_costs`).
-
-    A stage is the number of a group, with the run of layers between the cuts ``lo`` and ``hi``.
-    """
+    """The costs of runs of layers, between cuts ``lo`` and ``hi``, on groups of devices."""
 
     def __init__(
         self,
         runs: RunCosts,
-        workspaces: Sequence[npt.NDArray[np.float64]],
-        groups: Sequence[DeviceGroup],
+        hardware: Hardware,
+        step_s_per_byte: float,
+        workspaces: Sequence[tuple[int, npt.NDArray[np.float64]]],
+        groups: Sequence[Sequence[tuple[int, int]]],
+        all_reduces: Sequence[Sequence[AllReduceCost]],
     ) -> None:
-        """``workspaces`` has a table for each number of rows."""
+        """``workspaces`` has a table for each number of rows; ``groups`` have devices and rows.
+        ``all_reduces`` has the cost of each algorithm, for each group."""
     cuts: int
     def forward_s(self, group: int, lo: int, hi: int) -> float:
         """Seconds of one forward on the slowest replica."""
@@ -585,29 +535,22 @@ class GroupCosts:
         """Peak bytes of the replica that needs most, with ``depth`` micro-batches in flight."""
 
 class LinkNetwork:
-    """Links from each device (row) to each device; devices and rows of each group."""
+    """Devices and rows of each group, and the links between them."""
 
-    def __init__(
-        self,
-        host: Sequence[int],
-        hosts: int,
-        latency_s: npt.NDArray[np.float64],
-        s_per_byte: npt.NDArray[np.float64],
-        uses_port: npt.NDArray[np.uint8],
-        groups: Sequence[Sequence[tuple[int, int]]],
-    ) -> None: ...
+    def __init__(self, hardware: Hardware, groups: Sequence[Sequence[tuple[int, int]]]) -> None: ...
 
-class SppQuestion:
-    """Parameters of the table of `penstock.planners.spp.partition`.
+class SppTable:
+    """The best plan of each state: stages, first cut, first block and number of the first width.
 
     A window of the line is ``position * widths + number``, its group in ``groups``, -1 where the
     line ends before it does; ``depths[k]`` are the micro-batches in flight of a stage with ``k``
-    stages from itself to the end.
+    stages from itself to the end, 0 for none.
     """
 
     def __init__(
         self,
-        stages_and_blocks: tuple[int, int],
+        costs: GroupCosts,
+        network: LinkNetwork,
         groups: Sequence[int],
         width: Sequence[int],
         depths: Sequence[int],
@@ -615,11 +558,6 @@ class SppQuestion:
         recompute: int,
         drains: bool,
     ) -> None: ...
-
-class SppTable:
-    """The best plan of each state: stages, first cut, first block and number of the first width."""
-
-    def __init__(self, costs: GroupCosts, network: LinkNetwork, question: SppQuestion) -> None: ...
     seconds: npt.NDArray[np.float64]
     """The least objective; infinite where there is no plan. Then the others say nothing."""
     passed_s: npt.NDArray[np.float64]
@@ -646,25 +584,22 @@ class WindowLoad:
         parameter_s_per_byte: float,
     ) -> None: ...
 
-class SlowestStageQuestion:
-    """A line of windows, position after position, and the bytes at each cut.
+class SlowestStageTable:
+    """The least slowest stage, the first stage's end and width, by first block and first cut.
 
-    Of equally good ends, the most ``balanced`` one is taken, or else the first.
+    ``windows`` are those of a line, position after position. Of equally good ends, the most
+    ``balanced`` one is taken, or else the first.
     """
 
     def __init__(
         self,
+        costs: GroupCosts,
         width: Sequence[int],
         windows: Sequence[WindowLoad],
         crossing_bytes: npt.NDArray[np.float64],
         recompute: int,
         balanced: bool,
     ) -> None: ...
-
-class SlowestStageTable:
-    """The least slowest stage, the first stage's end and width, by first block and first cut."""
-
-    def __init__(self, costs: GroupCosts, question: SlowestStageQuestion) -> None: ...
     seconds: npt.NDArray[np.float64]
     end: npt.NDArray[np.int64]
     number: npt.NDArray[np.int64]
@@ -697,23 +632,13 @@ class DappleQuestion:
         places: Sequence[Occupancy],
     ) -> None: ...
 
-class DappleTaken:
-    """A stage that a search chose: its layers and its step."""
-
-    lo: int
-    end: int
-    step: int
-
-class DapplePlan:
-    """The best plan; without steps there is none."""
-
-    seconds: float
-    steps: list[DappleTaken]
-
 def dapple_plan(
     costs: GroupCosts, network: LinkNetwork, question: DappleQuestion, limit_s: float
-) -> DapplePlan:
+) -> tuple[float, list[list[int]]]:
     """The best plan of several stages whose closed form is below ``limit_s``, without the lock.
+
+    Its seconds, and the cuts of each stage but the last with the step that it takes; none where
+    there is no plan.
 
     The devices of step ``n`` send as group ``n`` and receive as group ``steps + n``. The last stage
     behind occupancy ``n`` is group ``2 * steps + n``.
@@ -725,7 +650,25 @@ def dapple_latency_s(
     after_s: Sequence[float],
     micro_batches: int,
 ) -> float:
-    """DAPPLE's closed form (`penstock.planners.dapple.latency.latency_s`)."""
+    """Seconds of one iteration of a pipeline whose transfers are stages of their own.
+
+        L   = T_w + T_g + T_s + T_e               Q: the pivot of `dapple_pivot`
+        T_w = sum over s <= Q of F_s              until the first micro-batch has passed the pivot
+        T_g = max(0, sum over s > Q of (F_s + B_s) - (min(S - Q, M) - 1) F_Q)
+        T_s = (M - 1) (F_Q + B_Q)                 the pivot works without a gap
+        T_e = max over s of (A_s + E_s)           last backwards, then all-reduce and step
+        E_s = sum over a = s..Q of B_a            for s <= Q
+        E_s = - sum over a = Q+1..s-1 of B_a      for s > Q
+
+    ``E_s`` is the time from the start of the pivot's last backward to the end of that of stage
+    ``s``. This form agrees with the authors' slides: the all-reduce of a late stage is hidden in
+    the drain of the stages before it. ``T_g`` is the slides' longer form: how long the pivot waits
+    for the first backward beyond its own warm-up forwards. Without it, a plan of few micro-batches
+    seems to cost little more than its first stages. The latency is neither a lower nor an upper
+    bound of the iteration time.
+
+    Source: DAPPLE (PPoPP 2021), pipeline latency of the planner; slides of its released planner.
+    """
 
 def dapple_pivot(
     forward_s: Sequence[float], backward_s: Sequence[float], micro_batches: int
@@ -749,11 +692,7 @@ class IdealPipe:
     ) -> None: ...
 
 class HeldLimits:
-    """Limits of device groups: ``most`` micro-batches until their W, over all their stages.
-
-    By stage: its group, micro-batches in flight, and bytes of a micro-batch from F on and between I
-    and W. ``memory`` are the bytes of each group.
-    """
+    """Limits of the groups of a pipeline (`ideal_play.hpp`)."""
 
     def __init__(
         self,
@@ -839,10 +778,6 @@ def divide_level(
 ) -> None:
     """Fill ``seconds[lo, hi, m]``: the slowest stage of these layers on the first ``m`` workers.
 
-    One stage on ``m`` workers takes ``(unit_s[k, lo, hi] + reduce_each[m] * parameter_bytes[lo,
-    hi]) / m``, where ``k = unit[before, m]`` behind the first ``before`` workers; ``unit_s`` is
-    infinite where it does not fit, and ``reduce_each`` for too many workers. ``least_s`` are the
-    seconds that one worker needs at least, which must add up; ``move_s[cut]`` those of both
-    directions, of which each worker carries its share. ``choice`` is -1 for one worker less, else
-    the last stage's first layer and workers, as ``cut * (workers + 1) + m``.
+    The arguments are those of `levels.hpp`; ``choice`` is -1 for one worker less, else the last
+    stage's first layer and workers, as ``cut * (workers + 1) + m``.
     """

@@ -33,7 +33,7 @@ double PlanLoad::seconds(const Point& point) {
   }
   cost_stages();
   carry_tensors(point.cuts);
-  const bool steady = question_.kind.steady;
+  const bool steady = question_.steady;
   std::vector<Stage>& stages = now_.stages;
   for (int s = point.stages() - 2; s >= 0; --s) {
     const StageCost& next = stages[s + 1].cost;
@@ -179,7 +179,7 @@ double PlanLoad::busy_with_several_s(int group) const {
 void PlanLoad::add_stage_loads(int number, Way& way) {
   const Stage& stage = now_.stages[number];
   const StageCost& cost = stage.cost;
-  const bool steady = question_.kind.steady;
+  const bool steady = question_.steady;
   double arrival_s = stage.below_s + cost.forward_s, up_before_s = way.after_s;
   if (number > 0) {
     arrival_s = way.first_s - now_.stages[number - 1].down_s;
@@ -244,7 +244,7 @@ void PlanLoad::add_port_loads(double late_s) {
 double PlanLoad::norm_s() const {
   constexpr double kLoadsOfAStage = 3;
   const double most_s = std::ranges::max(loads_);
-  const int power = question_.kind.power;
+  const int power = question_.power;
   if (!(0 < most_s && most_s < kInfinity) || power <= 0) return most_s;
   double total = 0;
   for (const double load : loads_) total += raised(load / most_s, power);

@@ -17,22 +17,17 @@
 
 namespace penstock {
 
-/// Kind of load: steady or not; and its power, a whole number.
+enum class RecomputeMode { never, where_faster, always };
+
+/// Parameters of a load: steady or not; and its power, a whole number.
 ///
 /// The load is a norm of that power of all resources' loads, or their maximum where it is 0. It is
 /// scaled so that three equal loads, those of a stage alone, are worth one of them. More that are
 /// equal are worth more: a plan whose resources are all full is slower than its fullest one alone.
-struct LoadKind {
-  int power;
-  bool steady;
-};
-
-enum class RecomputeMode { never, where_faster, always };
-
-/// Parameters of a load.
 struct LoadQuestion {
   RecomputeMode recompute;
-  LoadKind kind;
+  int power;
+  bool steady;
 };
 
 /// The loads of plans, one after the other. Stages that a plan has in common with the one that was

@@ -11,7 +11,7 @@ StageCost StageCosts::of(std::span<const int> devices, std::span<int> rows, Run 
                          int micro_batches) {
   const RunCosts& runs = costs_.runs;
   split_rows(devices, rows, size);
-  set_group(devices, rows);
+  costs_.set_group(group_, costs_.step_s_per_byte, devices, rows);
   if (devices.size() > 1) set_reduce_costs(devices);
   StageCost cost{.forward_s = runs.forward_s(group_, run),
                  .backward_s = runs.backward_s(group_, run),
@@ -27,7 +27,7 @@ StageCost StageCosts::of(std::span<const int> devices, std::span<int> rows, Run 
 
 StageSeconds StageCosts::seconds(std::span<const int> devices, std::span<const int> rows, Run run,
                                  std::vector<ReduceCost> all_reduces) {
-  set_group(devices, rows);
+  costs_.set_group(group_, costs_.step_s_per_byte, devices, rows);
   group_.all_reduces = std::move(all_reduces);
   const RunCosts& runs = costs_.runs;
   return {runs.forward_s(group_, run), runs.backward_s(group_, run), weight_s(run),
@@ -60,20 +60,6 @@ double StageCosts::slowest_s(const std::vector<Affine>& sums, Run run) const {
   return most_s;
 }
 
-void StageCosts::set_group(std::span<const int> devices, std::span<const int> rows) {
-  double slowest = kInfinity;
-  group_.kinds.clear();
-  for (std::size_t i = 0; i < devices.size(); ++i) {
-    const Machine& machine = costs_.devices[devices[i]];
-    group_.kinds.push_back(
-        {static_cast<double>(rows[i]), machine.speed, machine.memory_bytes, machine.chip});
-    slowest = std::min(slowest, machine.speed);
-  }
-  group_.crowding = crowding(devices);
-  group_.replicas = static_cast<int>(devices.size());
-  group_.step_s_per_byte = costs_.step_s_per_byte * group_.crowding / slowest;
-}
-
 void StageCosts::split_rows(std::span<const int> devices, std::span<int> rows, int size) {
   const int count = static_cast<int>(devices.size());
   const auto speed = [&](int i) { return costs_.devices[devices[i]].speed; };
@@ -104,20 +90,6 @@ void StageCosts::split_rows(std::span<const int> devices, std::span<int> rows, i
     ++rows[best - rest_.begin()];
     *best = -1;
   }
-}
-
-/// By how much the replicas slow one another down on hosts with too few cores.
-double StageCosts::crowding(std::span<const int> devices) const {
-  double factor = 1;
-  for (const int device : devices) {
-    const int host = costs_.devices[device].host;
-    const int slots = costs_.hosts[host].full_speed_devices;
-    if (slots == 0) continue;
-    const auto busy = std::ranges::count_if(
-        devices, [&](int other) { return costs_.devices[other].host == host; });
-    factor = std::max(factor, static_cast<double>(busy) / slots);
-  }
-  return factor;
 }
 
 /// The most micro-batches in flight that fit without recompute, and with it; 0 for none.

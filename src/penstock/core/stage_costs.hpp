@@ -58,10 +58,8 @@ class StageCosts {
   void split_rows(std::span<const int> devices, std::span<int> rows, int size);
 
  private:
-  double crowding(std::span<const int> devices) const;
   void set_depths(StageCost& cost, std::span<const int> devices, std::span<const int> rows,
                   Run run, int micro_batches) const;
-  void set_group(std::span<const int> devices, std::span<const int> rows);
   void set_reduce_costs(std::span<const int> devices);
   double buckets_s(double bytes) const;
   void add_buckets(StageCost& cost, Run run) const;

@@ -3,32 +3,32 @@
 namespace penstock {
 
 void Transfers::add_message(int resource, std::size_t link, int rows) {
-  busy_[resource].latency_s += network_.latency_s[link];
-  busy_[resource].s_per_byte += network_.s_per_byte[link];
-  busy_[resource].s_per_row_byte += network_.s_per_byte[link] * rows;
+  const double s_per_byte = 1 / hardware_.links.bytes_per_s[link];
+  busy_[resource].latency_s += hardware_.links.latency_s[link];
+  busy_[resource].s_per_byte += s_per_byte;
+  busy_[resource].s_per_row_byte += s_per_byte * rows;
 }
 
 void Transfers::loads(int sender, int receiver, std::vector<MessageLoad>& found) {
-  const std::vector<Network::Member>&from = network_.groups[sender],
-        &to = network_.groups[receiver];
+  const auto &from = groups_[sender], &to = groups_[receiver];
   for (const auto& [device, rows] : from)
     busy_[engine_out(device)] = busy_[port_out(device)] = {};
   for (const auto& [device, rows] : to) busy_[engine_in(device)] = busy_[port_in(device)] = {};
-  int row = 0, have = from[0].rows, need = to[0].rows;
+  int row = 0, have = from[0].second, need = to[0].second;
   for (std::size_t i = 0, j = 0; i < from.size() && j < to.size();) {
-    const int end = std::min(have, need), a = from[i].device, b = to[j].device;
+    const int end = std::min(have, need), a = from[i].first, b = to[j].first;
     if (end > row && a != b) {
-      const std::size_t link = static_cast<std::size_t>(a) * network_.devices + b;
+      const std::size_t link = hardware_.links.of(a, b);
       add_message(engine_out(a), link, end - row);
       add_message(engine_in(b), link, end - row);
-      if (network_.uses_port[link]) {
+      if (hardware_.links.uses_port[link]) {
         add_message(port_out(a), link, end - row);
         add_message(port_in(b), link, end - row);
       }
     }
     row = end;
-    if (have == end && ++i < from.size()) have += from[i].rows;
-    if (need == end && ++j < to.size()) need += to[j].rows;
+    if (have == end && ++i < from.size()) have += from[i].second;
+    if (need == end && ++j < to.size()) need += to[j].second;
   }
   found.clear();
   for (const auto& [device, rows] : from) {

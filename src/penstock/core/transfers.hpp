@@ -1,24 +1,17 @@
 // Transfers between groups of devices that are known before.
 #pragma once
 
-#include <cstdint>
+#include <utility>
 #include <vector>
 
-#include "costs.hpp"
+#include "layers.hpp"
 
 namespace penstock {
 
-/// Links between devices, and the devices of each group with their rows.
+/// The devices of a cluster, and those of each group with their rows.
 struct Network {
-  struct Member {
-    int device, rows;
-  };
-
-  int devices, hosts;
-  std::vector<int> host;  // of each device
-  std::vector<double> latency_s, s_per_byte;  // of each link, `source * devices + target`
-  std::vector<std::uint8_t> uses_port;
-  std::vector<std::vector<Member>> groups;
+  const Hardware& hardware;
+  std::vector<std::vector<std::pair<int, int>>> groups;
 };
 
 /// The load of an engine or a port by the messages of a transfer: seconds of latency, and seconds
@@ -40,7 +33,8 @@ struct MessageLoad {
 class Transfers {
  public:
   explicit Transfers(const Network& network)
-      : network_(network), busy_(2 * (network.devices + network.hosts)) {}
+      : groups_(network.groups), hardware_(network.hardware),
+        busy_(2 * (hardware_.devices.size() + hardware_.hosts.size())) {}
 
   /// The loads of the busiest resources of a transfer, whose messages are those of
   /// `penstock.costs.stage_costs.split_concat_s`.
@@ -53,11 +47,15 @@ class Transfers {
   void add_message(int resource, std::size_t link, int rows);
   void keep(const MessageLoad& load, std::vector<MessageLoad>& found) const;
   int engine_out(int device) const { return device; }
-  int engine_in(int device) const { return network_.devices + device; }
-  int port_out(int device) const { return 2 * network_.devices + network_.host[device]; }
-  int port_in(int device) const { return port_out(device) + network_.hosts; }
+  int engine_in(int device) const { return devices() + device; }
+  int port_out(int device) const { return 2 * devices() + hardware_.devices[device].host; }
+  int port_in(int device) const {
+    return port_out(device) + static_cast<int>(hardware_.hosts.size());
+  }
+  int devices() const { return static_cast<int>(hardware_.devices.size()); }
 
-  const Network& network_;
+  const std::vector<std::vector<std::pair<int, int>>>& groups_;
+  const Hardware& hardware_;
   std::vector<MessageLoad> busy_;
 };
 

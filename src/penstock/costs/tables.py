@@ -9,17 +9,15 @@ import numpy as np
 
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.collectives import all_reduce_costs
-from penstock.cluster.link_matrices import LinkMatrices, link_matrices
+from penstock.cluster.link_matrices import link_matrices
 from penstock.core.native import (
     AllReduceCost,
-    DeviceGroup,
     GroupCosts,
     Hardware,
     HostRules,
     LinkNetwork,
     Links,
     Machine,
-    ReplicaKind,
     RunCosts,
     SearchCosts,
 )
@@ -29,11 +27,13 @@ from penstock.plan.problem import PlanningProblem, in_blocks, recalled, remember
 from penstock.profile.model_profile import Affine
 
 Devices: TypeAlias = tuple[int, ...]
-OfGroup: TypeAlias = tuple[float, float, list[AllReduceCost]]
 
 
 RECOMPUTE_MODES = {"auto": 0, "on": 1, "off": 2}
 """Numbers of recompute modes in the core: where memory requires it, all stages, none."""
+
+NO_TIME = AllReduceCost(0.0, 0.0)
+"""The cost of summing on one device."""
 
 FULL, RECOMPUTES = -1, 1
 """A stage on its devices does not fit, or recomputes; 0: it keeps its activations."""
@@ -58,7 +58,6 @@ class ChainCosts:
     problem: PlanningProblem
     cuts: tuple[int, ...]
     workspaces: dict[int, Floats] = field(default_factory=dict[int, Floats])
-    known: dict[Devices, OfGroup] = field(default_factory=dict[Devices, OfGroup])
 
     @cached_property
     def runs(self) -> RunCosts:
@@ -86,47 +85,25 @@ class ChainCosts:
         return any(layer.workspace_bytes != Affine() for layer in self.problem.profile.layers)
 
     @cached_property
-    def links(self) -> LinkMatrices:
-        """The links between all pairs of devices."""
-        return link_matrices(self.problem.cluster)
-
-    @cached_property
-    def s_per_byte(self) -> Floats:
-        """The seconds for a byte on each link."""
-        with np.errstate(divide="ignore"):
-            return 1 / self.links.bytes_per_s
+    def hardware(self) -> Hardware:
+        return hardware_in_core(self.problem.cluster)
 
     def network(self, groups: Sequence[Devices], slices: Sequence[Sequence[int]]) -> LinkNetwork:
         """The groups with the rows of their devices, for transfers."""
-        cluster, links = self.problem.cluster, self.links
-        return LinkNetwork(
-            host=cluster.host_index,
-            hosts=len(cluster.hosts),
-            latency_s=links.latency_s.ravel(),
-            s_per_byte=self.s_per_byte.ravel(),
-            uses_port=links.uses_port.ravel().astype(np.uint8),
-            groups=[list(zip(*group, strict=True)) for group in zip(groups, slices, strict=True)],
-        )
+        return LinkNetwork(self.hardware, members_of(groups, slices))
 
     def costs(self, groups: Sequence[Devices], slices: Sequence[Sequence[int]]) -> GroupCosts:
         """The groups with the rows of their devices, for stages."""
-        devices = self.problem.cluster.devices
-        counts = sorted({rows for own in slices for rows in own}) if self.has_workspace else [0]
-        number = {rows: place for place, rows in enumerate(counts)}
-        made: list[DeviceGroup] = []
-        for group, own in zip(groups, slices, strict=True):
-            kinds = {
-                (rows, d.speed, d.memory_bytes, d.on_chip_bytes, d.off_chip_bytes_per_s): d.chip
-                for d, rows in ((devices[device], n) for device, n in zip(group, own, strict=True))
-            }
-            replicas = [
-                ReplicaKind(*kind[:3], chip, number.get(kind[0], 0))
-                for kind, chip in sorted(kinds.items(), key=lambda each: each[0])
-            ]
-            crowded, step_s, all_reduces = self.of_group(group)
-            made.append(DeviceGroup(replicas, crowded, len(group), step_s, all_reduces))
-        workspaces = [self.workspace(count) for count in counts]
-        return GroupCosts(self.runs, workspaces, made)
+        cluster = self.problem.cluster
+        counts = {rows for own in slices for rows in own} if self.has_workspace else {0}
+        return GroupCosts(
+            self.runs,
+            self.hardware,
+            self.problem.profile.step_s_per_byte,
+            [(rows, self.workspace(rows)) for rows in counts],
+            members_of(groups, slices),
+            [all_reduce_costs(cluster, group) or (NO_TIME,) for group in groups],
+        )
 
     def workspace(self, rows: int) -> Floats:
         """The largest workspace of each run, for ``rows`` rows."""
@@ -136,18 +113,12 @@ class ChainCosts:
             self.workspaces[rows] = np.ascontiguousarray(table[np.ix_(cuts, cuts)])
         return self.workspaces[rows]
 
-    def of_group(self, devices: Devices) -> OfGroup:
-        """The costs that do not depend on rows: crowding, step seconds a byte, all-reduce costs."""
-        if devices not in self.known:
-            cluster = self.problem.cluster
-            slowest = min(cluster.devices[device].speed for device in devices)
-            crowded = crowding(cluster, devices)
-            self.known[devices] = (
-                crowded,
-                self.problem.profile.step_s_per_byte * crowded / slowest,
-                [*all_reduce_costs(cluster, devices)] or [AllReduceCost(0.0, 0.0)],
-            )
-        return self.known[devices]
+
+def members_of(
+    groups: Sequence[Devices], slices: Sequence[Sequence[int]]
+) -> list[list[tuple[int, int]]]:
+    """Each device with its rows, by group."""
+    return [list(zip(*group, strict=True)) for group in zip(groups, slices, strict=True)]
 
 
 def whole_chain(problem: PlanningProblem) -> ChainCosts:

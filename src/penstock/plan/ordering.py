@@ -54,15 +54,6 @@ def updates_per_batch(plan: Plan) -> int:
     return plan.micro_batches // per_update if per_update else 0
 
 
-def blocks_refusal(schedule: str) -> str:
-    """Return why stages cannot recompute by block under a schedule, in words; empty if they can.
-
-    >>> blocks_refusal("1f1b"), blocks_refusal("zb-h1")
-    ('', 'splits backwards: each half would need the activations')
-    """
-    return choice_refusal("blocks", schedule)
-
-
 INSTEAD = {
     "optimizer": ("divides its optimizer's state", "keep that whole"),
     "parameters": ("divides its parameters", "divide only the optimizer's state"),

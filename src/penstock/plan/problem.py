@@ -9,7 +9,6 @@ from typing import Literal, TypeAlias, TypeVar, cast
 from penstock.cluster.cluster import Cluster, may_be, with_memory_reserve
 from penstock.errors import BadInput
 from penstock.plan.choices import choice_refusal
-from penstock.plan.ordering import blocks_refusal
 from penstock.plan.pins import Pin
 from penstock.plan.plan import MOST_MICRO_BATCHES, Plan, Stage, StateOn
 from penstock.profile.model_profile import ModelProfile, check_costs_at
@@ -147,7 +146,7 @@ class PlanningProblem:
     def allows_blocks(self) -> bool:
         """True if a stage may recompute by block, or not, under some schedule."""
         may = self.recompute == "auto" and self.blocks == "allowed"
-        return may and not all(map(blocks_refusal, self.schedules))
+        return may and not all(choice_refusal("blocks", name) for name in self.schedules)
 
     @property
     def recompute_ways(self) -> tuple[tuple[bool, bool], ...]:

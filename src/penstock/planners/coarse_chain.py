@@ -1,8 +1,8 @@
-"""Joins the layers of long chains, for planners whose time grows with the square of the layers."""
+"""Few cuts, devices and sizes, for planners whose time grows with the square of each."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -10,14 +10,8 @@ from penstock.core.native import GroupCosts, LinkNetwork
 from penstock.costs.run_tables import Integers, layers_in_core
 from penstock.costs.stage_costs import rows_by_speed
 from penstock.costs.tables import ChainCosts
+from penstock.plan.plan import Stage
 from penstock.plan.problem import PlanningProblem
-from penstock.planners.choice import Candidate
-from penstock.profile.model_profile import (
-    Edge,
-    ModelProfile,
-    SharedParameter,
-    joined_layer,
-)
 
 
 def likely_cuts(problem: PlanningProblem, most: int) -> tuple[int, ...]:
@@ -39,51 +33,6 @@ def likely_cuts(problem: PlanningProblem, most: int) -> tuple[int, ...]:
         if crossing[cut] < crossing[known]:
             best[part] = cut
     return (0, *sorted(best.values()), layers)
-
-
-def coarse_problem(problem: PlanningProblem, most: int) -> tuple[PlanningProblem, tuple[int, ...]]:
-    """The problem with the layers between `likely_cuts` joined, and those cuts."""
-    cuts = likely_cuts(problem, most)
-    if len(cuts) == len(problem.profile.layers) + 1:
-        return problem, cuts
-    stages = min(problem.max_stages, len(cuts) - 1)
-    profile = merged_runs(problem.profile, cuts, max(problem.micro_batch_sizes))
-    return replace(problem, profile=profile, max_stages=stages), cuts
-
-
-def merged_runs(profile: ModelProfile, cuts: Sequence[int], most_rows: int) -> ModelProfile:
-    """The profile with one layer for each run between cuts, which no tensor group divides."""
-    place = [i for i, (lo, hi) in enumerate(pairwise(cuts)) for _ in range(lo, hi)]
-    edges: dict[tuple[str, int], Edge] = {}
-    for edge in profile.edges:
-        producer, consumer = place[edge.producer], place[edge.consumer]
-        if producer != consumer:
-            name = f"{edge.producer}.{edge.tensor}"  # two layers that are joined may use one name
-            moved = replace(edge, tensor=name, producer=producer, consumer=consumer)
-            edges.setdefault((name, consumer), moved)
-    shared = tuple(
-        SharedParameter(tied.name, tied.bytes, tuple(sorted({place[i] for i in tied.layers})))
-        for tied in profile.shared
-    )
-    runs = (profile.layers[lo:hi] for lo, hi in pairwise(cuts))
-    return replace(
-        profile,
-        layers=tuple(joined_layer(run, most_rows) for run in runs),
-        edges=tuple(edges.values()),
-        shared=shared,
-        by_length=(),
-        tensor_parallel=None,
-    )
-
-
-def expanded(candidates: Iterator[Candidate], cuts: Sequence[int]) -> Iterator[Candidate]:
-    """Candidates of a coarse problem as those of the problem itself."""
-    for candidate in candidates:
-        stages = tuple(
-            replace(stage, layers=range(cuts[stage.layers.start], cuts[stage.layers.stop]))
-            for stage in candidate.plan.stages
-        )
-        yield replace(candidate, plan=replace(candidate.plan, stages=stages))
 
 
 MOST_BLOCKS = 64
@@ -138,19 +87,33 @@ def device_line(
 
 @dataclass(frozen=True)
 class LineWindows:
-    """The windows of a line for one micro-batch size, and the costs of layers on them.
+    """The windows of a line for one micro-batch size, and the costs of a chain's layers on them.
 
     ``groups[position, number]`` is the number of the window from block ``position`` on that has
     width ``number``; -1 where it would pass the end of the line. ``slices`` are the rows of each
     window's devices.
     """
 
+    chain: ChainCosts
     line: DeviceLine
+    micro_batch_size: int
     groups: Integers
     devices: Sequence[tuple[int, ...]]
     slices: Sequence[tuple[int, ...]]
     costs: GroupCosts
     network: LinkNetwork
+
+    @property
+    def micro_batches(self) -> int:
+        return self.chain.problem.global_batch // self.micro_batch_size
+
+    def stage(
+        self, lo: int, hi: int, position: int, number: int, *, recompute: bool = False
+    ) -> Stage:
+        """The layers between two cuts as a stage on a window."""
+        group = int(self.groups[position, number])
+        layers = self.chain.layers_of(lo, hi)
+        return Stage(layers, self.devices[group], self.slices[group], recompute)
 
 
 def windows_of_line(chain: ChainCosts, line: DeviceLine, micro_batch_size: int) -> LineWindows:
@@ -166,9 +129,8 @@ def windows_of_line(chain: ChainCosts, line: DeviceLine, micro_batch_size: int) 
         groups[place] = group
     devices = [line.devices(position, line.widths[number]) for position, number in places]
     slices = [rows_by_speed(chain.problem.cluster, own, micro_batch_size) for own in devices]
-    return LineWindows(
-        line, groups, devices, slices, chain.costs(devices, slices), chain.network(devices, slices)
-    )
+    costs, network = chain.costs(devices, slices), chain.network(devices, slices)
+    return LineWindows(chain, line, micro_batch_size, groups, devices, slices, costs, network)
 
 
 MOST_SIZES = 8

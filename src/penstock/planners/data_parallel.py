@@ -61,12 +61,10 @@ def one_stage_candidates(problem: PlanningProblem, count: int) -> Iterator[Candi
             yield Candidate(plan, estimate_s(problem, plan))
 
 
-def dividing_plan(
-    problem: PlanningProblem, score: Score, sharding: str
-) -> tuple[float, Plan | None]:
-    """The fastest plan of one stage on all devices, which divide ``sharding``; with its seconds.
+def dividing_plan(problem: PlanningProblem, score: Score, sharding: str) -> Plan | None:
+    """The fastest plan of one stage on all devices, which divide ``sharding``, if any fits.
 
-    "optimizer" is ZeRO-1, "parameters" FSDP. The seconds are infinite where nothing fits.
+    "optimizer" is ZeRO-1, "parameters" FSDP.
     """
     plain = replace(problem, recompute="off", blocks="no")
     plans = [
@@ -82,7 +80,7 @@ def dividing_plan(
         seconds = score(plan)
         if seconds < best_s:
             best_s, best = seconds, plan
-    return best_s, best
+    return best
 
 
 def single_device(problem: PlanningProblem, score: Score) -> Plan:

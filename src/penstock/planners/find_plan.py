@@ -11,10 +11,10 @@ from penstock.costs.tables import whole_chain
 from penstock.errors import BadInput, Infeasible
 from penstock.plan.pins import pins_text
 from penstock.plan.plan import Plan, StateOn, with_state_on
-from penstock.plan.problem import PlanningProblem, Score, dividing, in_blocks
+from penstock.plan.problem import PlanningProblem, Score
 from penstock.planners.problem import member_named
 from penstock.planners.search.judge import SearchStep
-from penstock.planners.search.search import PLANNERS, rescheduled, search_steps
+from penstock.planners.search.search import PLANNERS, rescheduled, search
 from penstock.planners.tensor_groups import groupings, plan_with_groups
 from penstock.planners.variants import plan_of_planner
 from penstock.schedule.registry import FAMILIES
@@ -55,23 +55,25 @@ def find_plan(
     """
     member_named(PLANNERS, planner, "planner")
     if problem.state_on != "device":
-        places = problem.places
+        places, found = problem.places, list[Plan]()
         part = replace(limit, seconds=limit.seconds / len(places)) if limit else None
+        for place in places:
 
-        def find_at(place: StateOn) -> Plan:
-            own = problem.with_state_on(place)
-            if place == "host":
-                check_hosts(problem)
-
-            def scored(plan: Plan) -> float:
+            def scored(plan: Plan, place: StateOn = place) -> float:
                 return score(with_state_on(plan, place))
 
-            found = find_plan(
-                own, planner, scored, sizes=sizes, limit=part, effort=effort, on_step=on_step
-            )
-            return with_state_on(found, place)
-
-        return best_found(places, find_at, score)
+            try:
+                if place == "host":
+                    check_hosts(problem)
+                own = problem.with_state_on(place)
+                plan = find_plan(
+                    own, planner, scored, sizes=sizes, limit=part, effort=effort, on_step=on_step
+                )
+                found.append(with_state_on(plan, place))
+            except Infeasible:
+                if place == places[-1] and not found:
+                    raise
+        return min(found, key=score)
     if sizes:
         check_groups(problem)
         ways = sum(1 for _ in groupings(problem.cluster, sizes))
@@ -85,7 +87,9 @@ def find_plan(
         return plan_with_groups(problem, sizes, find)
     until_s = limit.clock() + limit.seconds if limit else inf
 
-    def is_over() -> bool:
+    def is_over(step: SearchStep) -> bool:
+        if on_step:
+            on_step(step)
         return limit is not None and limit.clock() > until_s
 
     def limited() -> Score:
@@ -93,12 +97,10 @@ def find_plan(
 
     try:
         if planner == "search":
-            plan = searched_plan(problem, limited(), effort, is_over, on_step)
-        else:
-            if on_step:
-                on_step(SearchStep(f"planner {planner}", None, inf))
-            plan = published_plan(problem, planner, limited, score)
-        return replace(plan, planner=planner)
+            return search(problem, limited(), effort, is_over)
+        if on_step:
+            on_step(SearchStep(f"planner {planner}", None, inf))
+        return replace(published_plan(problem, planner, limited, score), planner=planner)
     except Infeasible as refusal:
         if not problem.pins:
             raise
@@ -118,47 +120,6 @@ def check_hosts(problem: PlanningProblem) -> None:
             f"and the hosts of cluster '{problem.cluster.name}' have {size_text(room)} (key "
             f"memory); use more memory, or an optimizer with less state"
         )
-
-
-def best_found(
-    places: Sequence[StateOn],
-    find: Callable[[StateOn], Plan],
-    score: Score,
-) -> Plan:
-    """The fastest of the plans that are found for places of the optimizer's state."""
-    found = list[Plan]()
-    for place in places:
-        try:
-            found.append(find(place))
-        except Infeasible:
-            if place == places[-1] and not found:
-                raise
-    return min(found, key=score)
-
-
-def searched_plan(
-    problem: PlanningProblem,
-    score: Score,
-    effort: float,
-    is_over: Callable[[], bool],
-    on_step: Callable[[SearchStep], None] | None,
-) -> Plan:
-    """Return what `search` answers, or its best plan at the deadline."""
-    # Both are refused here where no schedule goes with them.
-    if problem.blocks == "always":
-        in_blocks(problem)
-    if problem.sharding not in ("auto", "off"):
-        dividing(problem, problem.sharding)
-    best = None
-    for step in search_steps(problem, score, effort):
-        best = step.plan
-        if on_step:
-            on_step(step)
-        if best is not None and is_over():
-            break
-    if best is None:
-        raise infeasible(problem, "search")
-    return best
 
 
 def published_plan(

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
 
-import numpy as np
-
+from penstock.core.native import WindowLoad
 from penstock.costs.fit import with_needed_recompute
 from penstock.costs.stage_costs import depth_function, estimate_s
 from penstock.costs.tables import ChainCosts, whole_chain
@@ -13,7 +12,7 @@ from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, RecomputeChoice, Score
 from penstock.planners.choice import Candidate, best_candidate
 from penstock.planners.coarse_chain import DeviceLine, few_sizes, windows_of_line
-from penstock.planners.slowest_stage import Loads, SlowestStage, slowest_stage
+from penstock.planners.slowest_stage import SlowestStage, slowest_stage
 
 TRIES = 2
 
@@ -82,9 +81,9 @@ def balanced_blocks(
     that search comes within the largest layer of it.
     """
     micro_batches = chain.problem.global_batch // size
-    depth = depth_function(schedule)
+    depth, stages = depth_function(schedule), len(devices)
     windows = windows_of_line(chain, DeviceLine(devices, 1, (1,)), size)
-    depths = [depth(len(devices) - s, micro_batches) for s in range(len(devices))]
-    nothing = np.zeros(len(devices))
-    loads = Loads(np.array(depths), np.ones_like(depths), nothing, nothing, nothing)
-    return slowest_stage(chain, windows, loads, size, mode, balanced=True)
+    loads = [
+        WindowLoad(s, depth(stages - s, micro_batches), 1, 0.0, 0.0, 0.0) for s in range(stages)
+    ]
+    return slowest_stage(windows, loads, mode, balanced=True)

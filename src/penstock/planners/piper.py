@@ -5,7 +5,10 @@ from math import ceil, inf
 
 import numpy as np
 
+from penstock.cluster.link_matrices import link_matrices
+from penstock.core.native import WindowLoad
 from penstock.costs.fit import with_needed_recompute
+from penstock.costs.run_tables import Floats
 from penstock.costs.stage_costs import depth_function, estimate_s
 from penstock.costs.tables import ChainCosts
 from penstock.plan.plan import Plan
@@ -18,7 +21,7 @@ from penstock.planners.coarse_chain import (
     likely_cuts,
     windows_of_line,
 )
-from penstock.planners.slowest_stage import Loads, SlowestStage, slowest_stage
+from penstock.planners.slowest_stage import SlowestStage, slowest_stage
 
 TRIES = 2
 
@@ -83,32 +86,31 @@ def piper_table(
     a stage of its own.
     """
     windows, micro_batches = windows_of_line(chain, line, size), chain.problem.global_batch // size
-    depths = np.ones(windows.groups.shape, dtype=np.int64)
-    replicas = np.ones_like(depths)
-    seconds = np.zeros((3, *windows.groups.shape))
-    for position in range(line.blocks):
-        for number, width in enumerate(line.widths):
-            if position + width <= line.blocks:
-                depth = in_flight(line, position, width, micro_batches, schedule, deep=deep)
-                depths[position, number], replicas[position, number] = depth, width * line.block
-                seconds[:, position, number] = seconds_per_byte(chain, line, position, width)
-    before, after, parameter = seconds.reshape(3, -1)
-    loads = Loads(depths.ravel(), replicas.ravel(), before, after, parameter / micro_batches)
-    return slowest_stage(chain, windows, loads, size, chain.problem.recompute)
+    links, loads = link_matrices(chain.problem.cluster).bytes_per_s, list[WindowLoad]()
+    for (position, number), group in np.ndenumerate(windows.groups):
+        if group < 0:
+            loads.append(WindowLoad(-1, 1, 1, 0.0, 0.0, 0.0))
+            continue
+        width = line.widths[number]
+        depth = in_flight(line, position, width, micro_batches, schedule, deep=deep)
+        before, after, parameter = seconds_per_byte(links, line, position, width)
+        each_s = before, after, parameter / micro_batches
+        loads.append(WindowLoad(int(group), depth, width * line.block, *each_s))
+    return slowest_stage(windows, loads, chain.problem.recompute)
 
 
 def seconds_per_byte(
-    chain: ChainCosts, line: DeviceLine, position: int, width: int
+    links: Floats, line: DeviceLine, position: int, width: int
 ) -> tuple[float, float, float]:
     """Seconds per byte on the links before and behind a window, and of its parameters once."""
     first, last = position * line.block, (position + width) * line.block - 1
-    links, order = chain.s_per_byte, line.order
-    before = float(links[order[first - 1], order[first]]) if first > 0 else 0.0
-    after = float(links[order[last], order[last + 1]]) if last + 1 < len(order) else 0.0
+    order = line.order
+    before = 1 / float(links[order[first - 1], order[first]]) if first > 0 else 0.0
+    after = 1 / float(links[order[last], order[last + 1]]) if last + 1 < len(order) else 0.0
     replicas = width * line.block
     inside = np.array(order[first : last + 1])
-    slowest = float(links[inside[:-1], inside[1:]].max(initial=0.0))
-    return before, after, 4 * (replicas - 1) / replicas * slowest
+    slowest = float(links[inside[:-1], inside[1:]].min(initial=inf))
+    return before, after, 4 * (replicas - 1) / replicas * (1 / slowest)
 
 
 def in_flight(

@@ -82,7 +82,7 @@ def cheap_plans(problem: PlanningProblem, score: Score) -> Iterator[Plan]:
     alone = problem.under(known_schedules(problem)[:1])
     for sharding in problem.shardings if problem.sharding == "auto" else ():
         if sharding:
-            _, plan = dividing_plan(alone, lambda plan: score_of(plan, score), sharding)
+            plan = dividing_plan(alone, lambda plan: score_of(plan, score), sharding)
             if plan:
                 yield plan
 

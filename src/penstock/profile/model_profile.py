@@ -148,37 +148,6 @@ class LayerCost(Table):
         )
 
 
-def joined_layer(run: Sequence[LayerCost], most_rows: int) -> LayerCost:
-    """Return consecutive layers as one, in micro-batches of up to ``most_rows``."""
-    joined = LayerCost(
-        name=f"{run[0].name} ... {run[-1].name}",
-        forward_s=Affine(),
-        backward_input_s=Affine(),
-        backward_weight_s=Affine(),
-        parameter_bytes=sum(layer.parameter_bytes for layer in run),
-        buffer_bytes=sum(layer.buffer_bytes for layer in run),
-        saved_bytes=sum((layer.saved_bytes for layer in run), Affine()),
-        workspace_bytes=largest_size([layer.workspace_bytes for layer in run], most_rows),
-        norms=sum(layer.norms for layer in run),
-        norm_channels=sum(layer.norm_channels for layer in run),
-        cast_bytes=sum(layer.cast_bytes for layer in run),
-    )
-    return joined.with_seconds_of(run, lambda seconds: sum(seconds, Affine()))
-
-
-def largest_size(sizes: Sequence[Affine], most_rows: int) -> Affine:
-    """Return the least affine size that for 1 to ``most_rows`` rows is at least each of ``sizes``.
-
-    Their maximum is convex. So the line between its values at both ends is nowhere below it.
-
-    >>> largest_size([Affine(10.0, 0.0), Affine(0.0, 5.0)], 11)
-    Affine(fixed=5.5, per_sample=4.5)
-    """
-    first, last = (max(size.at(rows) for size in sizes) for rows in (1, most_rows))
-    each = (last - first) / (most_rows - 1) if most_rows > 1 else 0.0
-    return Affine(first - each, each)
-
-
 @dataclass(frozen=True, slots=True)
 class Edge(Table):
     """One tensor that a later layer reads.

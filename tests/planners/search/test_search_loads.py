@@ -17,7 +17,7 @@ from point_loads import load_of, question, straight
 from penstock.cluster.cluster import Cluster, Device, Host, Link
 from penstock.cluster.collectives import all_reduce_s
 from penstock.core import native
-from penstock.core.native import Found, Point, WalkPlan, random_walk
+from penstock.core.native import Found, Point, random_walk
 from penstock.costs.lower_bound import plan_bound_s
 from penstock.costs.tables import search_costs
 from penstock.plan.plan import Plan, Stage
@@ -191,10 +191,8 @@ def test_a_stage_that_fits_nowhere_has_no_load():
 def walked(asked: PlanningProblem, start: Plan, seed: int, steps: int = 300) -> list[Found]:
     """Return what a walk from a plan finds."""
     rules, point = straight(asked, start)
-    walk = WalkPlan(
-        question(asked, *KINDS[seed % 4][:1], steady=KINDS[seed % 4][1]), 0.05, steps, seed
-    )
-    return random_walk(search_costs(asked), rules, point, walk)
+    kind = question(asked, KINDS[seed][0], steady=KINDS[seed][1])
+    return random_walk(search_costs(asked), rules, point, kind, 0.05, steps, seed)
 
 
 @settings(max_examples=40, deadline=None)
@@ -224,8 +222,7 @@ def test_walks_serve_placements_with_several_stages_on_a_group(
     ]
     point = Point(list(range(6)), [0, 1, 2], [], [0, 0], [0, 0], size=0, depth=7)
     arm.play.even_cuts(point)
-    walk = WalkPlan(question(asked), 0.05, 2000, 1)
-    found = random_walk(search_costs(asked), arm.rules, point, walk)
+    found = random_walk(search_costs(asked), arm.rules, point, question(asked), 0.05, 2000, 1)
     assert found
     for one in found:
         assert len(one.point.cuts) - 1 == one.point.groups * rounds

@@ -2,12 +2,10 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
 from penstock.cluster.cluster import Cluster
-from penstock.core.native import GroupCosts
 from penstock.costs.infeasible import infeasible
 from penstock.costs.run_tables import at
 from penstock.costs.stage_costs import depth_function
@@ -17,7 +15,6 @@ from penstock.plan.plan import Plan, Stage
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.planners.bapipe.formulas import (
     METHODS,
-    Method,
     features_kept,
     method_of,
     mini_batch_s,
@@ -94,9 +91,7 @@ def straight_pipelines(problem: PlanningProblem, *, recompute: bool) -> Iterator
     chain = whole_chain(problem)
     for size in problem.micro_batch_sizes:
         for schedule in problem.schedules:
-            pipeline = StraightPipeline(chain, size, schedule, recompute)
-            if cuts := pipeline.cuts():
-                yield Candidate(pipeline.plan(cuts), pipeline.estimate_s(cuts))
+            yield from straight_pipeline(chain, size, schedule, recompute)
 
 
 def is_asynchronous(cluster: Cluster) -> bool:
@@ -104,155 +99,75 @@ def is_asynchronous(cluster: Cluster) -> bool:
     return all(device.concurrent_passes for device in cluster.devices)
 
 
-@dataclass(frozen=True)
-class StraightPipeline:
-    """A chain of layers on a chain of single accelerators, for one micro-batch size and schedule.
+def straight_pipeline(
+    chain: ChainCosts, size: int, schedule: str, recompute: bool
+) -> Iterator[Candidate]:
+    """The layers on a chain of single accelerators, balanced and tuned, if they fit there.
 
-    All of a cluster's accelerators, or the fastest where there are fewer layers.
+    All of a cluster's accelerators, or the fastest where there are fewer layers. The estimate is
+    BaPipe's mini-batch time, in which a link that is slower than computing sets the pace.
     """
+    problem, cluster, profile = chain.problem, chain.problem.cluster, chain.problem.profile
+    places, micro_batches = fastest_devices(problem), problem.global_batch // size
+    devices = [cluster.devices[place] for place in places]
+    speeds = [device.speed for device in devices]
+    method = method_of(schedule, asynchronous=is_asynchronous(cluster))
+    costs = chain.costs([(place,) for place in places], [(size,)] * len(places))
+    layers_s = [
+        layer.forward_s.at(size) * (1 + recompute) + layer.backward_s.at(size)
+        for layer in profile.layers
+    ]
+    transfers_s = one_way_s(chain, places, size)
 
-    chain: ChainCosts
-    micro_batch_size: int
-    schedule: str
-    recompute: bool
-
-    @property
-    def problem(self) -> PlanningProblem:
-        return self.chain.problem
-
-    @cached_property
-    def devices(self) -> tuple[int, ...]:
-        return fastest_devices(self.problem)
-
-    @cached_property
-    def speeds(self) -> tuple[float, ...]:
-        return tuple(self.problem.cluster.devices[device].speed for device in self.devices)
-
-    @cached_property
-    def layers_s(self) -> list[float]:
-        """Seconds of each layer for a micro-batch at speed 1."""
-        size, again = self.micro_batch_size, float(self.recompute)
-        return [
-            layer.forward_s.at(size) * (1 + again) + layer.backward_s.at(size)
-            for layer in self.problem.profile.layers
-        ]
-
-    @cached_property
-    def prefix_s(self) -> list[float]:
-        """Seconds of the layers before each cut."""
-        return list(accumulate(self.layers_s, initial=0.0))
-
-    @property
-    def micro_batches(self) -> int:
-        return self.problem.global_batch // self.micro_batch_size
-
-    @property
-    def method(self) -> Method:
-        """BaPipe's name for the schedule on these accelerators."""
-        asynchronous = is_asynchronous(self.problem.cluster)
-        return method_of(self.schedule, asynchronous=asynchronous)
-
-    @cached_property
-    def transfers_s(self) -> list[float]:
-        """Seconds to send what crosses each cut one way, over the slowest link of the chain."""
-        cluster, down = self.problem.cluster, self.chain.runs.down
-        links = list(pairwise(self.devices))
-        slowest = max((1 / cluster.bandwidth(*link) for link in links), default=0.0)
-        latency_s = max((cluster.latency(*link) for link in links), default=0.0)
-        sizes = at(down, self.micro_batch_size).tolist()
-        return [latency_s + size * slowest if size > 0 else 0.0 for size in sizes]
-
-    def busy_s(self, stage: int, lo: int, hi: int) -> float:
+    def busy_s(stage: int, lo: int, hi: int) -> float:
         """Forward and backward of a micro-batch on a stage's accelerator, with off-chip reads."""
-        again_s = self.costs.forward_s(stage, lo, hi) if self.recompute else 0.0
-        return self.costs.micro_batch_s(stage, lo, hi) + again_s
+        again_s = costs.forward_s(stage, lo, hi) if recompute else 0.0
+        return costs.micro_batch_s(stage, lo, hi) + again_s
 
-    def needed_bytes(self, stages: int, stage: int, lo: int, hi: int) -> float:
-        """Peak memory of a stage (`penstock.costs.stage_costs.device_memory_bytes`)."""
-        depth = self.depth(stages, stage)
-        return self.costs.needed_bytes(stage, lo, hi, depth, self.recompute)
+    def needed_bytes(stage: int, lo: int, hi: int) -> float:
+        """Peak memory of a stage, for BaPipe's own schedules with the depth of its table."""
+        if schedule == method:
+            depth = min(features_kept(method, stage=stage, stages=stages), micro_batches)
+        else:
+            depth = depth_function(schedule)(stages - stage, micro_batches)
+        return costs.needed_bytes(stage, lo, hi, depth, recompute)
 
-    @cached_property
-    def costs(self) -> GroupCosts:
-        """Costs of layers on each accelerator, which is a group of its own."""
-        rows = [(self.micro_batch_size,)] * len(self.devices)
-        return self.chain.costs([(device,) for device in self.devices], rows)
+    cuts = inter_layer_cuts(layers_s, speeds, range(1, len(layers_s)))
+    busiest_s = bottleneck(cuts, busy_s)
+    if any(transfers_s[cut] > busiest_s for cut in cuts[1:-1]):
+        cuts = inter_layer_cuts(layers_s, speeds, coarse_cuts(transfers_s, busiest_s))
+    stages = len(cuts) - 1
+    runs = zip(pairwise(cuts), devices, strict=False)
+    if any(d.chip.read_s(float(chain.runs.parameters[run])) > 0 for run, d in runs):
+        cuts = tuned_to_chips(cuts, busy_s)
+    memory_bytes = [device.memory_bytes for device in devices[:stages]]
+    cuts = memory_fine_tuned(cuts, memory_bytes, needed_bytes, busy_s)
+    if not cuts:
+        return
+    made = tuple(
+        Stage(range(lo, hi), (place,), (size,), recompute)
+        for (lo, hi), place in zip(pairwise(cuts), places, strict=False)
+    )
+    busiest_s, whole_s = bottleneck(cuts, busy_s), sum(layers_s)
+    forwards_s = profile.forward_s(range(len(layers_s)), size)
+    transfer_s = max((transfers_s[cut] for cut in cuts[1:-1]), default=0.0)
+    forward_s = busiest_s * min(1.0, forwards_s / whole_s) if whole_s > 0 else 0.0
+    pace = pace_s(
+        method, forward_s=forward_s, backward_s=busiest_s - forward_s, transfer_s=transfer_s
+    )
+    estimate_s = mini_batch_s(
+        method, micro_batches=micro_batches, stages=stages, busy_s=pace, transfer_s=transfer_s
+    )
+    yield Candidate(Plan(made, micro_batches, size, schedule), estimate_s)
 
-    def depth(self, stages: int, stage: int) -> int:
-        """Micro-batches in flight, for BaPipe's own schedules by its table."""
-        if self.schedule == self.method:
-            kept = features_kept(self.method, stage=stage, stages=stages)
-            return min(kept, self.micro_batches)
-        return depth_function(self.schedule)(stages - stage, self.micro_batches)
 
-    def cuts(self) -> tuple[int, ...]:
-        """Balanced, coarse where a link is slow, tuned to chips and memory; empty if none fits."""
-        layers = len(self.layers_s)
-        cuts = inter_layer_cuts(self.layers_s, self.speeds, range(1, layers))
-        busiest_s = self.bottleneck_s(cuts)
-        if any(self.transfers_s[cut] > busiest_s for cut in cuts[1:-1]):
-            coarse = coarse_cuts(self.transfers_s, busiest_s)
-            cuts = inter_layer_cuts(self.layers_s, self.speeds, coarse)
-        stages = len(cuts) - 1
-        devices = self.problem.cluster.devices
-        return memory_fine_tuned(
-            tuned_to_chips(cuts, self.busy_s) if self.reads_off_chip(cuts) else cuts,
-            [devices[device].memory_bytes for device in self.devices[:stages]],
-            lambda stage, lo, hi: self.needed_bytes(stages, stage, lo, hi),
-            self.busy_s,
-        )
-
-    def reads_off_chip(self, cuts: tuple[int, ...]) -> bool:
-        """Return whether a stage has more parameters than its accelerator's chip holds."""
-        devices, runs = self.problem.cluster.devices, self.chain.runs
-        return any(
-            devices[device].chip.read_s(float(runs.parameters[lo, hi])) > 0
-            for (lo, hi), device in zip(pairwise(cuts), self.devices, strict=False)
-        )
-
-    def bottleneck_s(self, cuts: tuple[int, ...]) -> float:
-        return max(self.busy_s(s, lo, hi) for s, (lo, hi) in enumerate(pairwise(cuts)))
-
-    def estimate_s(self, cuts: tuple[int, ...]) -> float:
-        """BaPipe's mini-batch time of these cuts.
-
-        Where a link is slower than computing, it sets the pace (`pace_s`).
-        """
-        stages = len(cuts) - 1
-        busy_s = self.bottleneck_s(cuts)
-        transfer_s = max(self.transfers_s[cut] for cut in cuts[1:-1]) if stages > 1 else 0.0
-        forward_s = busy_s * self.forward_part
-        pace = pace_s(
-            self.method,
-            forward_s=forward_s,
-            backward_s=busy_s - forward_s,
-            transfer_s=transfer_s,
-        )
-        return mini_batch_s(
-            self.method,
-            micro_batches=self.micro_batches,
-            stages=stages,
-            busy_s=pace,
-            transfer_s=transfer_s,
-        )
-
-    @cached_property
-    def forward_part(self) -> float:
-        """The forwards' part of all computing."""
-        layers = range(len(self.layers_s))
-        forward_s = self.problem.profile.forward_s(layers, self.micro_batch_size)
-        return min(1.0, forward_s / self.prefix_s[-1]) if self.prefix_s[-1] > 0 else 0.0
-
-    def plan(self, cuts: tuple[int, ...]) -> Plan:
-        return Plan(
-            stages=tuple(
-                Stage(range(lo, hi), (device,), (self.micro_batch_size,), self.recompute)
-                for (lo, hi), device in zip(pairwise(cuts), self.devices, strict=False)
-            ),
-            micro_batches=self.micro_batches,
-            micro_batch_size=self.micro_batch_size,
-            schedule=self.schedule,
-        )
+def one_way_s(chain: ChainCosts, places: Sequence[int], size: int) -> list[float]:
+    """Seconds to send what crosses each cut one way, over the slowest link of a chain."""
+    cluster, links = chain.problem.cluster, list(pairwise(places))
+    slowest = max((1 / cluster.bandwidth(*link) for link in links), default=0.0)
+    latency_s = max((cluster.latency(*link) for link in links), default=0.0)
+    sizes = at(chain.runs.down, size).tolist()
+    return [latency_s + size * slowest if size > 0 else 0.0 for size in sizes]
 
 
 def inter_layer_cuts(

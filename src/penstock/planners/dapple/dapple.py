@@ -6,36 +6,25 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 from math import inf
 
-from penstock.core.native import (
-    DappleQuestion,
-    DappleStep,
-    DappleTaken,
-    GroupCosts,
-    LinkNetwork,
-    Occupancy,
-    dapple_plan,
-)
+from penstock.core.native import DappleQuestion, dapple_plan
 from penstock.costs.fit import Assignment, fitted_plans
-from penstock.costs.run_tables import Floats, prefix_sums
+from penstock.costs.run_tables import prefix_sums
 from penstock.costs.stage_costs import depth_function
 from penstock.costs.tables import (
     FULL,
     RECOMPUTE_MODES,
     RECOMPUTES,
     ChainCosts,
-    whole_chain,
 )
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.planners.choice import Candidate, best_candidate
-from penstock.planners.coarse_chain import coarse_problem, expanded
+from penstock.planners.coarse_chain import likely_cuts
 from penstock.planners.dapple.groups import (
     Groups,
-    costs_of_groups,
     network_of_steps,
     search_steps_of,
 )
-from penstock.planners.dapple.latency import latency_s
 from penstock.planners.dapple.placement import occupancies
 
 SLACK = 1.05
@@ -57,7 +46,7 @@ def dapple(problem: PlanningProblem, score: Score) -> Plan:
     A state is how many layers are planned, and which devices their stages occupy. The other layers
     are provisionally one last stage on all devices left. From every state, the next stage takes any
     number of layers and devices. Three policies choose the devices: Fresh First, Append First,
-    Scatter First. Each plan is judged by `penstock.planners.dapple.latency.latency_s`, and the best
+    Scatter First. Each plan is judged by `penstock.core.native.dapple_latency_s`, and the best
     plan that leads to a state is kept. The search starts from pure data parallelism. Plans that
     cannot be below the best so far, or do not fit at the schedule's depth, are left out.
 
@@ -82,9 +71,7 @@ def dapple(problem: PlanningProblem, score: Score) -> Plan:
     - On more than 16 devices not all numbers of replicas are tried (`occupancies`).
     - Chains of more than `MOST_LAYERS` layers are cut at likely places only.
     """
-    coarse, cuts = coarse_problem(problem, MOST_LAYERS)
-    candidates = expanded(dapple_candidates(coarse), cuts)
-    return best_candidate(problem, candidates, score, planner="dapple")
+    return best_candidate(problem, dapple_candidates(problem), score, planner="dapple")
 
 
 def dapple_candidates(problem: PlanningProblem) -> Iterator[Candidate]:
@@ -93,11 +80,11 @@ def dapple_candidates(problem: PlanningProblem) -> Iterator[Candidate]:
     allowed = [name for name in ("1f1b", "early-backward") if name in problem.schedules]
     allowed = allowed or [problem.schedules[0]]
     leanest = "1f1b" if "early-backward" in allowed else allowed[0]
-    chain = whole_chain(problem)
+    chain = ChainCosts(problem, likely_cuts(problem, MOST_LAYERS))
     found: list[Found] = []
     for speed in sorted({device.speed for device in problem.cluster.devices}):
         groups = Groups(problem.cluster, occupancies(problem.cluster, speed))
-        searches = [search_of(chain, groups, size, leanest) for size in problem.micro_batch_sizes]
+        searches = [Search(chain, groups, size, leanest) for size in problem.micro_batch_sizes]
         found += searched(searches, min((each.seconds for each in found), default=inf))
     least_s = min((each.seconds for each in found), default=inf)
     for each in dict.fromkeys(found):
@@ -133,11 +120,10 @@ class Found:
     """Stages with the layers and devices that a search chose, and their closed form."""
 
     stages: tuple[Assignment, ...]
-    micro_batch_size: int
     seconds: float
 
 
-@dataclass(frozen=True)
+@dataclass
 class Search:
     """One search: a micro-batch size, a set of devices, the depths of a schedule.
 
@@ -145,31 +131,42 @@ class Search:
     end. ``least_s`` are sums up to each cut of the least seconds of a row in each layer.
     """
 
+    chain: ChainCosts
     groups: Groups
-    costs: GroupCosts
-    network: LinkNetwork
-    steps: list[DappleStep]
-    occupancies: list[Occupancy]
     size: int
-    micro_batches: int
-    recompute: int
-    most_stages: int
-    depths: list[int]
-    least_s: Floats
+    schedule: str
+
+    def __post_init__(self) -> None:
+        chain, groups, size = self.chain, self.groups, self.size
+        problem, depth = chain.problem, depth_function(self.schedule)
+        devices = sum(len(server) for server in groups.places.servers)
+        most = min(devices, chain.layers, MOST_STAGES if devices <= 64 else 24)
+        self.most_stages = min(most, problem.max_stages or most)
+        self.micro_batches = problem.global_batch // size
+        self.depths = [0, *(depth(k, self.micro_batches) for k in range(1, self.most_stages + 1))]
+        self.recompute = RECOMPUTE_MODES[problem.recompute]
+        self.steps, self.occupancies = search_steps_of(groups, size)
+        slices = [groups.slices(own, size) for own in groups.devices]
+        self.costs = chain.costs(groups.devices, slices)
+        self.network = network_of_steps(chain, groups, size)
+        largest = max(problem.micro_batch_sizes)
+        work = (layer.work_s for layer in problem.profile.layers)
+        # Any slice of a stage costs at least so much for each of its rows.
+        least = (max(0.0, min(w.at(1), w.at(largest) / largest)) for w in work)
+        self.least_s = prefix_sums(least)[list(chain.cuts)]
 
     def one_stage(self) -> list[Found]:
         """Data parallelism."""
         costs, group, depth = self.costs, self.occupancies[0].rest_group, self.depths[1]
-        place = (group, 0, costs.cuts - 1)
+        place = (group, 0, self.chain.layers)
         does = costs.fit(*place, depth, self.recompute)
         if does == FULL:
             return []
         forward, backward = costs.forward_s(*place), costs.backward_s(*place)
         if does == RECOMPUTES and depth > 1:
             backward += forward
-        tail = costs.after_s(*place)
-        seconds = latency_s([forward], [backward], [tail], 1, self.micro_batches)
-        return [Found(self.rest_of(0, 0, {}), self.size, seconds)]
+        seconds = self.micro_batches * (forward + backward) + costs.after_s(*place)
+        return [Found(self.stages(()), seconds)]
 
     def pipeline(self, limit_s: float, most_stages: int = MOST_STAGES) -> list[Found]:
         """The best plan of several stages, if one has a closed form below ``limit_s``."""
@@ -186,28 +183,27 @@ class Search:
             self.steps,
             self.occupancies,
         )
-        best = dapple_plan(self.costs, self.network, question, limit_s)
-        return [Found(self.stages(best.steps), self.size, best.seconds)] if best.steps else []
+        seconds, taken = dapple_plan(self.costs, self.network, question, limit_s)
+        return [Found(self.stages(taken), seconds)] if taken else []
 
-    def stages(self, taken: Sequence[DappleTaken]) -> tuple[Assignment, ...]:
+    def stages(self, taken: Sequence[Sequence[int]]) -> tuple[Assignment, ...]:
         """The stages of steps on real devices, and the last stage."""
         stages: list[Assignment] = []
+        end = occupancy = 0
         places = self.groups.places
         # States renumber equal servers. These are the real devices by their number in a state:
         real = {d: d for server in places.servers for d in server}
-        for each in taken:
-            devices = self.groups.receivers[each.step]
-            slices = self.groups.slices(devices, self.size)
-            stages.append((range(each.lo, each.end), tuple(real[d] for d in devices), slices))
-            real = renumbered_devices(real, places.servers, places.steps[each.step].servers)
-        behind = places.steps[taken[-1].step].target
-        return (*stages, *self.rest_of(taken[-1].end, behind, real))
 
-    def rest_of(self, lo: int, occupancy: int, real: dict[int, int]) -> tuple[Assignment, ...]:
-        devices = self.groups.rest(occupancy, self.size)
-        slices = self.groups.slices(devices, self.size)
-        last = self.costs.cuts - 1
-        return ((range(lo, last), tuple(real.get(d, d) for d in devices), slices),)
+        def add(lo: int, hi: int, devices: tuple[int, ...]) -> None:
+            slices = self.groups.slices(devices, self.size)
+            stages.append((self.chain.layers_of(lo, hi), tuple(real[d] for d in devices), slices))
+
+        for lo, end, number in taken:
+            add(lo, end, self.groups.receivers[number])
+            step = places.steps[number]
+            real, occupancy = renumbered_devices(real, places.servers, step.servers), step.target
+        add(end, self.chain.layers, self.groups.rest(occupancy, self.size))
+        return tuple(stages)
 
 
 def renumbered_devices(
@@ -219,28 +215,3 @@ def renumbered_devices(
         for place, server in enumerate(order)
         for new, old in zip(servers[place], servers[server], strict=True)
     }
-
-
-def search_of(chain: ChainCosts, groups: Groups, size: int, schedule: str) -> Search:
-    problem, layers = chain.problem, chain.problem.profile.layers
-    steps, occupied = search_steps_of(groups, size)
-    devices = sum(len(server) for server in groups.places.servers)
-    most = min(devices, len(layers), MOST_STAGES if devices <= 64 else 24)
-    most = min(most, problem.max_stages or most)
-    largest, depth = max(problem.micro_batch_sizes), depth_function(schedule)
-    micro_batches = problem.global_batch // size
-    work = [layer.work_s for layer in layers]
-    return Search(
-        groups=groups,
-        costs=costs_of_groups(chain, groups, size),
-        network=network_of_steps(chain, groups, size),
-        steps=steps,
-        occupancies=occupied,
-        size=size,
-        micro_batches=micro_batches,
-        recompute=RECOMPUTE_MODES[problem.recompute],
-        most_stages=most,
-        depths=[0, *(depth(k, micro_batches) for k in range(1, most + 1))],
-        # Any slice of a stage costs at least so much for each of its rows.
-        least_s=prefix_sums(max(0.0, min(w.at(1), w.at(largest) / largest)) for w in work),
-    )

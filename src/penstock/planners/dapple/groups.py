@@ -1,11 +1,13 @@
 """The groups of devices that the stages of DAPPLE's search may take, and its steps for the core."""
 
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from penstock.cluster.cluster import Cluster
-from penstock.core.native import DappleStep, GroupCosts, LinkNetwork, Occupancy
+from penstock.core.native import DappleStep, LinkNetwork, Occupancy
 from penstock.costs.stage_costs import rows_by_speed
 from penstock.costs.tables import ChainCosts
 from penstock.planners.dapple.placement import POLICIES, Counts, Occupancies
@@ -23,22 +25,22 @@ class Groups:
     places: Occupancies
     devices: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
     known: dict[object, int] = field(default_factory=dict[object, int])
-    known_slices: dict[object, tuple[int, ...]] = field(
-        default_factory=dict[object, tuple[int, ...]]
-    )
 
     def __post_init__(self) -> None:
         used, steps = self.places.used, self.places.steps
         self.receivers = [self.behind(used[step.source], step.taken) for step in steps]
         self.senders = [
-            self.behind(used[step.source], step.taken, inverse_numbering(step.servers))
+            # The inverse of a permutation sorts it.
+            self.behind(
+                used[step.source],
+                step.taken,
+                sorted(range(len(step.servers)), key=step.servers.__getitem__),
+            )
             for step in steps
         ]
         self.numbers = [self.number(devices) for devices in self.receivers]
 
-    def behind(
-        self, used: Counts, taken: Counts, places: tuple[int, ...] | None = None
-    ) -> tuple[int, ...]:
+    def behind(self, used: Counts, taken: Counts, places: Sequence[int] = ()) -> tuple[int, ...]:
         """The devices ``taken`` behind ``used`` ones; server ``s`` is at place ``places[s]``."""
         servers = self.places.servers
         return tuple(
@@ -66,52 +68,24 @@ class Groups:
 
     def slices(self, devices: tuple[int, ...], rows: int) -> tuple[int, ...]:
         """Rows of each device of a group, in proportion to its speed."""
-        key = (len(devices) if self.same_speeds else devices, rows)
-        if key not in self.known_slices:
-            self.known_slices[key] = rows_by_speed(self.cluster, devices, rows)
-        return self.known_slices[key]
+        return rows_by_speed(self.cluster, devices, rows)
 
     def number(self, devices: tuple[int, ...]) -> int:
         """The number of a group; between equal hosts only the counts matter."""
         key: object = devices
         if self.same_hosts:
             host = self.cluster.host_index
-            counts: dict[int, int] = {}
-            for device in devices:
-                counts[host[device]] = counts.get(host[device], 0) + 1
-            key = tuple(sorted(counts.values()))
+            key = tuple(sorted(Counter(host[device] for device in devices).values()))
         if key not in self.known:
             self.known[key] = len(self.devices)
             self.devices.append(devices)
         return self.known[key]
 
     @cached_property
-    def same_speeds(self) -> bool:
-        """True if all devices are equally fast."""
-        return len({device.speed for device in self.cluster.devices}) == 1
-
-    @cached_property
     def same_hosts(self) -> bool:
-        """True if all devices are equal, and the rates of all hosts."""
-        rates = {
-            (
-                h.link_bytes_per_s,
-                h.link_latency_s,
-                h.port_bytes_per_s,
-                h.port_latency_s,
-                h.full_speed_devices,
-            )
-            for h in self.cluster.hosts
-        }
-        return len(rates) == len(set(self.cluster.devices)) == 1 and not self.cluster.links
-
-
-def inverse_numbering(servers: tuple[int, ...]) -> tuple[int, ...]:
-    """The number of each server in another numbering: the inverse of a permutation."""
-    places = [0] * len(servers)
-    for place, server in enumerate(servers):
-        places[server] = place
-    return tuple(places)
+        """True if all devices are equal, and the hosts but for their number of devices."""
+        hosts = {replace(host, name="", devices=host.devices[:1]) for host in self.cluster.hosts}
+        return len(hosts) == len(set(self.cluster.devices)) == 1 and not self.cluster.links
 
 
 def search_steps_of(
@@ -139,13 +113,6 @@ def search_steps_of(
         first = bisect_left(sources, place)
         occupancies.append(Occupancy(first, groups.number(rest), speed, idle))
     return steps, occupancies
-
-
-def costs_of_groups(chain: ChainCosts, groups: Groups, micro_batch_size: int) -> GroupCosts:
-    """The costs of layers on every group."""
-    return chain.costs(
-        groups.devices, [groups.slices(devices, micro_batch_size) for devices in groups.devices]
-    )
 
 
 def network_of_steps(chain: ChainCosts, groups: Groups, micro_batch_size: int) -> LinkNetwork:

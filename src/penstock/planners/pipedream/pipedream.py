@@ -18,7 +18,7 @@ from penstock.costs.stage_costs import rows_by_speed
 from penstock.plan.plan import Plan
 from penstock.plan.problem import PlanningProblem, Score
 from penstock.planners.choice import Candidate, best_candidate
-from penstock.planners.coarse_chain import coarse_problem, expanded
+from penstock.planners.coarse_chain import likely_cuts
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +137,15 @@ def pipedream(problem: PlanningProblem, score: Score) -> Plan:
     - On more than `EVERY_COUNT` workers of a level not all numbers of replicas are tried
       (`replicas_tried`). Chains of more than `MOST_LAYERS` layers are cut at likely places only.
     """
-    coarse, cuts = coarse_problem(problem, MOST_LAYERS)
-    candidates = expanded(pipedream_candidates(coarse), cuts)
-    return best_candidate(problem, candidates, score, planner="pipedream")
+    return best_candidate(problem, pipedream_candidates(problem), score, planner="pipedream")
 
 
 def pipedream_candidates(problem: PlanningProblem) -> Iterator[Candidate]:
     """The plan of every micro-batch size."""
     schedule = "1f1b" if "1f1b" in problem.schedules else problem.schedules[0]
     order, levels = levels_of(problem.cluster)
-    tables, layers = run_tables(problem), len(problem.profile.layers)
+    cuts = likely_cuts(problem, MOST_LAYERS)
+    tables, runs = run_tables(problem, cuts), range(len(cuts) - 1)
     whole = Window(tuple(problem.cluster.devices[d].memory_bytes for d in order), 1, 0)
     everyone = tuple((place,) for place in range(len(order)))
     for size in problem.micro_batch_sizes:
@@ -156,9 +155,10 @@ def pipedream_candidates(problem: PlanningProblem) -> Iterator[Candidate]:
         if seconds == inf:
             continue
         assignments: list[Assignment] = []
-        for run, places in program.stages(top, whole, range(layers), everyone):
+        for run, places in program.stages(top, whole, runs, everyone):
             devices = tuple(order[place] for place in sorted(places))
-            assignments.append((run, devices, rows_by_speed(problem.cluster, devices, size)))
+            rows = rows_by_speed(problem.cluster, devices, size)
+            assignments.append((range(cuts[run.start], cuts[run.stop]), devices, rows))
         plan = fitted_plan(problem, assignments, schedule)
         if plan is not None:
             yield Candidate(plan, seconds)

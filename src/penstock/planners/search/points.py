@@ -3,16 +3,11 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from penstock.core.native import (
-    Point,
-    PointRules,
-    QuickPlay,
-)
+from penstock.core.native import Point, PointRules, QuickPlay
 from penstock.costs.schedule_costs import priced
 from penstock.costs.stage_costs import rows_by_speed
 from penstock.costs.tables import costs_with
 from penstock.plan.choices import choice_refusal
-from penstock.plan.ordering import blocks_refusal
 from penstock.plan.plan import SHARDINGS, Plan, Stage
 from penstock.plan.problem import PlanningProblem
 from penstock.schedule.shape import PlacementStyle, placement_of_style
@@ -49,18 +44,19 @@ def rules_of(
     layers, devices = len(problem.profile.layers), len(problem.cluster.devices)
     most = min(layers // rounds, (problem.max_stages or layers) // rounds, devices)
     counts = {pin.stages for pin in problem.pins if pin.stages}
-    # The number of stages that is pinned, if they are placed so; else none.
-    least, most = (1, most) if not counts else (max(counts) // rounds,) * 2
+    # The number of stages that is pinned, if they can be placed so; else none.
+    least = max(counts) // rounds if counts else 1
+    most = min(most, least) if counts else most
+
+    def may(choice: str) -> bool:
+        return not choice or not all(choice_refusal(choice, name) for name in names)
+
     recomputes = [
         number
         for number, way in enumerate(WAYS)
-        if way in problem.recompute_ways and (number < 2 or not all(map(blocks_refusal, names)))
+        if way in problem.recompute_ways and may("blocks" * way[1])
     ]
-    shardings = [
-        SHARDINGS.index(sharding)
-        for sharding in problem.shardings
-        if not sharding or not all(choice_refusal(sharding, name) for name in names)
-    ]
+    shardings = [SHARDINGS.index(sharding) for sharding in problem.shardings if may(sharding)]
     return PointRules(
         style=STYLES.index(style),
         rounds=rounds,

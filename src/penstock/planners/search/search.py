@@ -4,19 +4,19 @@ Load, bound, quick simulation, exact simulation: each judges fewer plans than th
 more exactly. `docs/how-it-works/planning.md` explains it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, islice, pairwise, product
 from math import inf
 
-from penstock.core.native import Found, LoadQuestion, Point, WalkPlan, random_walk
+from penstock.core.native import Found, LoadQuestion, Point, random_walk
 from penstock.costs.fit import plan_fits
 from penstock.costs.infeasible import infeasible
 from penstock.costs.lower_bound import gap, lower_bound_s, plan_bound_s
 from penstock.costs.schedule_costs import priced
 from penstock.costs.tables import costs_with
 from penstock.plan.plan import Plan, with_cut, with_order
-from penstock.plan.problem import Planner, PlanningProblem, Score
+from penstock.plan.problem import Planner, PlanningProblem, Score, dividing, in_blocks
 from penstock.planners.registry import STARTING_PLANNERS
 from penstock.planners.search.arms import POOL, Arm, ArmPoint, arms_of, quick_point
 from penstock.planners.search.every_plan import every_placement, every_variant
@@ -136,7 +136,7 @@ class ArmSearch:
             # Never, where it is faster, always; costs by block have recompute in their backwards.
             recompute = 0 if by_block or 1 not in rules.recomputes else 2 - (0 in rules.recomputes)
             question = LoadQuestion(recompute, power, steady and not rules.split)
-            found = random_walk(costs, rules, start, WalkPlan(question, HEAT, steps, place))
+            found = random_walk(costs, rules, start, question, HEAT, steps, place)
             stages = start.groups * rules.rounds
             self.left -= WALKED * steps * (10 + stages + len(self.problem.profile.layers) / 10)
             points += [at_depth(one.point) for one in found[:RANKED]]
@@ -455,12 +455,26 @@ def simulate_all(judge: Judge) -> Iterator[SearchStep]:
                     break
 
 
-def search(problem: PlanningProblem, score: Score) -> Plan:
-    """Run `search_steps` to the end."""
-    *_, last = search_steps(problem, score)
-    if last.plan is None:
+def search(
+    problem: PlanningProblem,
+    score: Score,
+    effort: float = 1.0,
+    on_step: Callable[[SearchStep], bool] = lambda step: False,
+) -> Plan:
+    """Run `search_steps`: to the end, or until there is a plan and ``on_step`` returns True."""
+    # Both are refused here where no schedule goes with them.
+    if problem.blocks == "always":
+        in_blocks(problem)
+    if problem.sharding not in ("auto", "off"):
+        dividing(problem, problem.sharding)
+    best = None
+    for step in search_steps(problem, score, effort):
+        best = step.plan
+        if on_step(step) and best is not None:
+            break
+    if best is None:
         raise infeasible(problem, "search")
-    return replace(last.plan, planner="search")
+    return replace(best, planner="search")
 
 
 PLANNERS: dict[str, Planner] = {"search": search, **STARTING_PLANNERS}

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
 
-from penstock.core.native import SppQuestion, SppTable
+from penstock.core.native import SppTable
 from penstock.costs.run_tables import Floats
 from penstock.costs.stage_costs import depth_function
 from penstock.costs.tables import RECOMPUTE_MODES, RECOMPUTES, ChainCosts
@@ -58,8 +58,9 @@ def partition(
     micro_batches = problem.global_batch // micro_batch_size
     depth = depth_function(schedule)
     windows = windows_of_line(chain, line, micro_batch_size)
-    question = SppQuestion(
-        stages_and_blocks=(most_stages + 1, line.blocks),
+    table = SppTable(
+        windows.costs,
+        windows.network,
         groups=windows.groups.ravel().tolist(),
         width=line.widths,
         depths=[0, *(depth(k, micro_batches) for k in range(1, most_stages + 1))],
@@ -67,17 +68,14 @@ def partition(
         recompute=RECOMPUTE_MODES[problem.recompute],
         drains=drains,
     )
-    table = SppTable(windows.costs, windows.network, question)
-    return PartitionTable(chain, windows, micro_batch_size, schedule, table)
+    return PartitionTable(windows, schedule, table)
 
 
 @dataclass(frozen=True)
 class PartitionTable:
     """The result of `partition`: a table by stages, first cut, first block and first width."""
 
-    chain: ChainCosts
     windows: LineWindows
-    micro_batch_size: int
     schedule: str
     table: SppTable
 
@@ -91,8 +89,7 @@ class PartitionTable:
         The estimate is the workload, or more where fill and drain say so:
         ``sum of (P + X) + (M - 1) * max of P and X``.
         """
-        micro_batches = self.chain.problem.global_batch // self.micro_batch_size
-        workloads = self.workloads()
+        workloads, micro_batches = self.workloads(), self.windows.micro_batches
         for k in range(1, len(workloads)):
             best = int(workloads[k].argmin())
             for position in sorted({0, best}):
@@ -105,16 +102,12 @@ class PartitionTable:
 
     def plan(self, stages: int, position: int) -> Plan:
         """The best plan of ``stages`` stages from block ``position`` on."""
-        windows, chain, table = self.windows, self.chain, self.table
+        windows, table, found, lo = self.windows, self.table, list[Stage](), 0
         number = int(table.seconds[stages, 0, position].argmin())
-        found: list[Stage] = []
-        lo = 0
         for k in range(stages, 0, -1):
-            state, group = (k, lo, position, number), int(windows.groups[position, number])
-            hi, again = int(table.end[state]), table.recompute[state] == RECOMPUTES
-            layers, devices = chain.layers_of(lo, hi), windows.devices[group]
-            found.append(Stage(layers, devices, windows.slices[group], bool(again)))
+            state = (k, lo, position, number)
+            hi, again = int(table.end[state]), bool(table.recompute[state] == RECOMPUTES)
+            found.append(windows.stage(lo, hi, position, number, recompute=again))
             position += windows.line.widths[number]
             lo, number = hi, int(table.next_number[state])
-        micro_batches = chain.problem.global_batch // self.micro_batch_size
-        return Plan(tuple(found), micro_batches, self.micro_batch_size, self.schedule)
+        return Plan(tuple(found), windows.micro_batches, windows.micro_batch_size, self.schedule)
