@@ -74,7 +74,7 @@ def outcome(act: Callable[[], object]) -> str:
 
 
 def held() -> dict[str, int]:
-    """What a process has open; sockets that are closed by a peer may take a moment."""
+    """What a process has open; what is ending, as a thread or a socket, may take a moment."""
     gc.collect()
     with open("/proc/self/status") as status:
         resident = next(line for line in status if line.startswith("VmRSS"))
@@ -86,11 +86,17 @@ def held() -> dict[str, int]:
     }
 
 
-def settled(files: int) -> dict[str, int]:
-    """`held` once there are at most so many files, or after five seconds."""
+COUNTED = ("files", "threads", "shared")
+"""What `held` counts, of which nothing may be left."""
+
+
+def settled(most: dict[str, int]) -> dict[str, int]:
+    """`held` once nothing counted is more than in ``most``, or after five seconds."""
     end = time.monotonic() + 5
-    while (found := held())["files"] > files and time.monotonic() < end:
+    found = held()
+    while any(found[thing] > most[thing] for thing in COUNTED) and time.monotonic() < end:
         time.sleep(0.02)
+        found = held()
     return found
 
 
@@ -204,7 +210,7 @@ def failed_pipelines(
             texts.add(outcome(partial(fail, transport)))
             if number == 1:
                 states.append(held())
-        states.append(settled(states[0]["files"]))
+        states.append(settled(states[0]))
         found[name] = texts, states
     return found
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from runtime.pipeline_life_cases import BATCH, SGD, failed, lives
+from runtime.pipeline_life_cases import BATCH, COUNTED, SGD, failed, lives
 from torch import nn
 from torch.nn import functional
 
@@ -34,7 +34,7 @@ def found() -> tuple[dict[str, Any], ...]:
 def assert_flat(by_case: dict[str, Any], what: str) -> None:
     for case, (texts, (early, late)) in by_case.items():
         assert all(CAUSES[case] in text for text in texts), f"{what}, {case}: {texts}"
-        for thing in ("files", "threads", "shared"):
+        for thing in COUNTED:
             assert late[thing] <= early[thing], f"{what}, {case}: {thing} {early} -> {late}"
         grown = late["resident"] - early["resident"]
         assert grown <= RESIDENT_BYTES, f"{what}, {case}: {grown} bytes more"
