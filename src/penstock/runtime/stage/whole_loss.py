@@ -164,7 +164,8 @@ class EndOfPipeline(ModuleRunner):
             found = run([known.pop(name, None) for name in names(program.sent)])
             for name, gradient in zip(names(program.received), found, strict=False):
                 direct = known.get(name)
-                known[name] = gradient if direct is None or gradient is None else gradient + direct
+                if gradient is not None:
+                    known[name] = gradient if direct is None else gradient + direct
         return [known.get(name) for name in names(self.program.received)]
 
     def backward_weight(self, micro_batch: int) -> Tensors:
