@@ -8,7 +8,7 @@ parameters, the learning-rate schedule, the number of steps.
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from inspect import signature
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -288,7 +288,7 @@ class Training:
         entries = [optimizer_entries(each, self.names) for each in optimizers]
         return {
             "steps": self.steps,
-            "groups": [asdict(group) for group in groups],
+            "groups": groups,
             "entries": {name: entry for own in entries for name, entry in own.items()},
             "schedule": self.schedule.state_dict() if self.schedule is not None else None,
             "loss_scaling": self.scaler.state() if self.scaler is not None else None,
@@ -297,10 +297,9 @@ class Training:
 
     def restore(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
         """Restore what `tensors` and `state` returned, on this rank or merged over all ranks."""
-        groups = [ParameterGroup(**group) for group in state["groups"]]
         with self.in_place():
             for stepper in self.steppers:
-                restore_optimizer(stepper.optimizer, self.names, tensors, state["entries"], groups)
+                restore_optimizer(stepper.optimizer, self.names, tensors, state)
         for stepper in self.steppers:
             if stepper.schedule is not None and state["schedule"] is not None:
                 stepper.schedule.load_state_dict(state["schedule"])
@@ -400,14 +399,6 @@ def merged_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-@dataclass
-class ParameterGroup:
-    """The settings of one parameter group of an optimizer, and the names of its parameters."""
-
-    settings: dict[str, Any]
-    names: list[str] = field(default_factory=list)
-
-
 def optimizer_tensors(
     optimizer: Optimizer, names: Mapping[torch.Tensor, str]
 ) -> dict[str, torch.Tensor]:
@@ -435,13 +426,13 @@ def optimizer_entries(
     return {name: entry for name, entry in entries.items() if entry}
 
 
-def group_settings(optimizer: Optimizer, names: Mapping[torch.Tensor, str]) -> list[ParameterGroup]:
+def group_settings(optimizer: Optimizer, names: Mapping[torch.Tensor, str]) -> list[dict[str, Any]]:
     """The settings of every parameter group (learning rate, ...), with its parameters' names."""
     return [
-        ParameterGroup(
-            {key: plain(value) for key, value in group.items() if key != "params"},
-            [names[parameter] for parameter in group["params"] if parameter in names],
-        )
+        {
+            "settings": {key: plain(value) for key, value in group.items() if key != "params"},
+            "names": [names[parameter] for parameter in group["params"] if parameter in names],
+        }
         for group in optimizer.param_groups
     ]
 
@@ -450,12 +441,11 @@ def restore_optimizer(
     optimizer: Optimizer,
     names: Mapping[torch.Tensor, str],
     tensors: Mapping[str, torch.Tensor],
-    entries: Mapping[str, Mapping[str, Any]],
-    groups: Iterable[ParameterGroup],
+    saved: Mapping[str, Any],
 ) -> None:
     """Restore the optimizer's state of its parameters, whichever ranks saved it."""
-    known = list(groups)
-    settings_of = {name: group.settings for group in known for name in group.names}
+    known, entries = saved["groups"], saved["entries"]
+    settings_of = {name: group["settings"] for group in known for name in group["names"]}
     state_dict = optimizer.state_dict()
     ordered = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Any]] = {}
@@ -473,7 +463,7 @@ def restore_optimizer(
     for place, (described, actual) in enumerate(pairs):
         first = next((names[p] for p in actual["params"] if p in names), "")
         # A group without parameters here takes those of the first rank's group of that number.
-        like = known[min(place, len(known) - 1)].settings if known else {}
+        like = known[min(place, len(known) - 1)]["settings"] if known else {}
         settings = settings_of.get(first) or like
         # JSON has lists for tuples, such as Adam's betas.
         as_given = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
