@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from pipelines_of_any_plan import Pipeline
+from plain_training import plain_step
 from runtime.pipeline_cases import plan_of
 from safetensors.torch import load_file
 from torch import nn
@@ -67,9 +68,7 @@ def averaged(folder: Path) -> dict[str, float]:
     optimizer = adam(model.parameters())
     expected = list[Any]()
     for x, y in every:
-        optimizer.zero_grad()
-        cross_entropy(model(x), y).backward()
-        optimizer.step()
+        plain_step(optimizer, cross_entropy(model(x), y))
         average.update_parameters(model)
         with torch.no_grad():
             loss = cross_entropy(average.module(every[0][0]), every[0][1]).item()

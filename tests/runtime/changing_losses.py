@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from pipelines_of_any_plan import Pipeline
+from plain_training import plain_step
 from torch import nn
 from torch.nn import functional
 
@@ -224,11 +225,8 @@ def differences(
             expected = plain_loss(reference, case, batch).item()
             reference.train()
             yield from off(f"evaluation {step}", pipe.evaluate(batch).loss, expected)
-            optimizer.zero_grad()
-            loss = plain_loss(reference, case, batch)
-            loss.backward()
-            optimizer.step()
-            yield from off(f"loss of step {step}", pipe.step(batch).loss, loss.item())
+            loss = plain_step(optimizer, plain_loss(reference, case, batch))
+            yield from off(f"loss of step {step}", pipe.step(batch).loss, loss)
         for own, parameter in pipe.named_parameters():
             yield from off(own, parameter, reference.get_parameter(own))
         count = len(pipe._engine.kinds.graphs)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 import torch
 import torch.distributed as dist
 from pipelines_of_any_plan import Pipeline
+from plain_training import plain_step
 from torch import nn
 from torch.nn import functional
 
@@ -153,11 +154,8 @@ def differences(pipe: Pipeline, lengths: Sequence[int], sizes: Sequence[int]) ->
     wrong: list[str] = []
     for step, length in enumerate(lengths):
         batch = batch_of(length, sizes[step % len(sizes)], step)
-        plain.zero_grad()
-        loss = loss_of(reference(batch["tokens"]), batch)
-        loss.backward()
-        plain.step()
-        found, expected = pipe.step(batch).loss, float(loss.detach())
+        expected = plain_step(plain, loss_of(reference(batch["tokens"]), batch))
+        found = pipe.step(batch).loss
         if abs(found - expected) > 1e-12:
             wrong.append(f"step {step}, length {length}: loss {found} for {expected}")
         if step % 3 == 2:
@@ -255,11 +253,8 @@ def run_without_flush(schedule: str) -> list[str]:
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
     ) as pipe:
         for step, metrics in enumerate(pipe.stream(batches)):
-            plain.zero_grad()
-            loss = loss_of(reference(batches[step]["tokens"]), batches[step])
-            loss.backward()
-            plain.step()
-            if abs(metrics.loss - loss.item()) > 1e-12:
+            loss = plain_step(plain, loss_of(reference(batches[step]["tokens"]), batches[step]))
+            if abs(metrics.loss - loss) > 1e-12:
                 wrong.append(f"the loss of step {step} differs")
         wrong += forwards_differ(pipe, reference, batch_of(33, 4, 77))
         named = dict(reference.named_parameters())

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from peft import LoraConfig, get_peft_model
 from pipelines_of_any_plan import Pipeline
+from plain_training import plain_step
 from runtime.pipeline_cases import join, next_token_loss, plan_of
 from safetensors.torch import save_file
 from torch import nn
@@ -105,11 +106,7 @@ def plainly(case: Case) -> tuple[list[float], dict[str, torch.Tensor]]:
     optimizer = adam([p for p in model.parameters() if p.requires_grad])
     losses: list[float] = []
     for batch in batches:
-        optimizer.zero_grad()
-        value = loss(model(batch[0]), batch[1])
-        value.backward()
-        optimizer.step()
-        losses.append(float(value.detach()))
+        losses.append(plain_step(optimizer, loss(model(batch[0]), batch[1])))
     return losses, dict(model.named_parameters(remove_duplicate=False))
 
 
@@ -206,9 +203,7 @@ def thawing(schedule: str, replicas: Sequence[int], *, meta: bool = False) -> di
     rates = falling(optimizer)
     for step, (x, y) in enumerate(batches):
         thaw(plain, step)
-        optimizer.zero_grad()
-        loss(plain(x), y).backward()
-        optimizer.step()
+        plain_step(optimizer, loss(plain(x), y))
         rates.step()
     weights: str | None = None
     if meta:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from plain_training import plain_step
 from torch import nn
 
 from penstock.capture.capture import capture_model
@@ -105,11 +106,7 @@ def plain_losses(kind: str, adapters: Path | None = None) -> list[float]:
     model, found = adapted(kind, adapters=adapters), list[float]()
     stepper = make_optimizer([p for p in model.parameters() if p.requires_grad])
     for step in range(STEPS):
-        stepper.zero_grad()
-        loss = model(**tokens(step)).loss
-        loss.backward()
-        stepper.step()
-        found.append(loss.item())
+        found.append(plain_step(stepper, model(**tokens(step)).loss))
     return found
 
 

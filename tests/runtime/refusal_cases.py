@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from pipelines_of_any_plan import Pipeline
+from plain_training import plain_step
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import prune
@@ -194,11 +195,7 @@ def alone(
     """The same in plain torch."""
     optimizer, found = sgd(model.double().parameters()), list[float]()
     for x, y in batches(sizes):
-        optimizer.zero_grad()
-        value = loss(model(x), y)
-        value.backward()
-        optimizer.step()
-        found.append(value.item())
+        found.append(plain_step(optimizer, loss(model(x), y)))
     return found
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from plain_training import plain_step
 from torch import nn
 from torch.nn import functional
 
@@ -153,11 +154,8 @@ def outcome(program: Program) -> str:
             pipe.print_with(lambda line: None)
             for NOW.step in range(STEPS):
                 found = pipe.step((x[NOW.step], y[NOW.step])).loss
-                optimizer.zero_grad()
-                loss = program.loss(plain(x[NOW.step]), y[NOW.step])
-                loss.backward()
-                optimizer.step()
-                assert found == pytest.approx(float(loss.detach()), rel=NEAR), f"step {NOW.step}"
+                loss = plain_step(optimizer, program.loss(plain(x[NOW.step]), y[NOW.step]))
+                assert found == pytest.approx(loss, rel=NEAR), f"step {NOW.step}"
             ours = pipe.model_state_dict()
     except PenstockError as refusal:
         assert "\n" not in str(refusal)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from plain_training import plain_step
 from runtime.loss_cases import (
     ROWS,
     SUMS,
@@ -95,9 +96,7 @@ def test_without_a_flush_each_micro_batch_counts_by_its_own_targets() -> None:
     player.step(batch)
     optimizer = SGD(plain.parameters(), lr=0.1)
     for lo in range(0, ROWS, 2):
-        optimizer.zero_grad()
-        plain(*(leaf[lo : lo + 2] for leaf in batch)).backward()
-        optimizer.step()
+        plain_step(optimizer, plain(*(leaf[lo : lo + 2] for leaf in batch)))
     trained = dict(model.named_parameters())
     for name, expected in plain.named_parameters():
         torch.testing.assert_close(trained[name], expected, rtol=1e-10, atol=1e-12)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from plain_training import plain_step
 from runtime.pipeline_life_cases import BATCH, COUNTED, SGD, failed, lives
 from torch import nn
 from torch.nn import functional
@@ -128,11 +129,7 @@ def test_a_model_that_is_given_back_can_be_trained_again(found: tuple[dict[str, 
     own = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
     optimizer, expected = SGD(own.parameters()), list[float]()
     for _ in range(4):
-        optimizer.zero_grad()
-        loss = functional.mse_loss(own(BATCH[0]), BATCH[1])
-        loss.backward()
-        optimizer.step()
-        expected.append(loss.item())
+        expected.append(plain_step(optimizer, functional.mse_loss(own(BATCH[0]), BATCH[1])))
     for seen in found:
         _, same, losses = seen["again"]
         assert same

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from pipelines_of_any_plan import Pipeline
+from plain_training import plain_step
 from runtime.pipeline_cases import join, plan_of
 from torch import nn
 from torch.nn import functional
@@ -156,12 +157,12 @@ def of_case(case: Case) -> list[str]:
         for batch in (None, *data):
             if batch is not None:
                 found = pipe.step(batch).loss
-                optimizer.zero_grad()
-                loss = case.loss(whole(batch[0]), batch[1]) if case.loss else whole(*batch)["loss"]
-                loss.backward()
-                optimizer.step()
-                if abs(found - float(loss.detach())) > 1e-9:
-                    wrong.append(f"a loss of {found}, not {float(loss)}")
+                loss = plain_step(
+                    optimizer,
+                    case.loss(whole(batch[0]), batch[1]) if case.loss else whole(*batch)["loss"],
+                )
+                if abs(found - loss) > 1e-9:
+                    wrong.append(f"a loss of {found}, not {loss}")
             before = state_of(model)
             with torch.no_grad():
                 output = copy.deepcopy(whole).eval()(held[0])

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from plain_training import plain_step
 from runtime.update.meeting_cases import (
     MeetingCase,
     distances_under_other_schedules,
@@ -80,9 +81,7 @@ def test_meeting_after_every_step_is_data_parallelism_for_sgd() -> None:
     optimizer = case.optimizer(list(model.parameters()))
     for step in range(case.steps):
         x, y = case.batch(step)
-        optimizer.zero_grad()
-        torch.nn.functional.mse_loss(model(x), y).backward()
-        optimizer.step()
+        plain_step(optimizer, torch.nn.functional.mse_loss(model(x), y))
     (of_rank, *_) = launch_workers(trained, ((case,),), workers=4, threads=1)
     expected = dict(model.named_parameters())
     for name, weight in of_rank[case][0].items():

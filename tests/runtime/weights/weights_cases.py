@@ -8,6 +8,7 @@ import peft
 import torch
 import transformers
 from pipelines_of_any_plan import Pipeline
+from plain_training import plain_step
 from runtime.pipeline_cases import join, plan_of, tokens
 from torch import nn
 
@@ -36,9 +37,7 @@ def train_plainly(directory: Path) -> nn.Module:
     model = transformers.LlamaForCausalLM.from_pretrained(directory, dtype=torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     for _ in range(STEPS):
-        optimizer.zero_grad()
-        model(**batch()).loss.backward()
-        optimizer.step()
+        plain_step(optimizer, model(**batch()).loss)
     return model
 
 
