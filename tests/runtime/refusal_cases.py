@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from pipelines_of_any_plan import Pipeline
 from plain_training import plain_step
+from runtime.pipeline_cases import plan_of
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import prune
@@ -14,7 +15,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from penstock.capture.capture import capture_model
 from penstock.errors import PenstockError
-from penstock.plan.plan import Plan, Stage
 
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
 
@@ -174,11 +174,8 @@ def trained(
     try:
         data = batches(sizes)
         graph = capture_model(model.double(), data[0], loss=loss)
-        count = len(graph.layer_names)
-        cuts = [round(rank * count / ranks) for rank in range(ranks + 1)]
-        rows = 8 // micro_batches
-        stages = [Stage(range(cuts[r], cuts[r + 1]), (r,), (rows,)) for r in range(ranks)]
-        plan = Plan(tuple(stages), micro_batches, rows, "1f1b")
+        sizes = {"micro_batches": micro_batches, "rows": 8 // micro_batches}
+        plan = plan_of(len(graph.layer_names), (1,) * ranks, **sizes)
         with Pipeline(graph, data[0], plan=plan, optimizer=make) as pipeline:
             found: list[float] = []
             for step, batch in enumerate(data):
