@@ -6,7 +6,7 @@ The state is stored by the model's names, so that any plan can load it. Tensors 
 parameters, the learning-rate schedule, the number of steps.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from inspect import signature
@@ -276,20 +276,34 @@ class Training:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The optimizer's tensors, by name."""
-        every = (optimizer_tensors(stepper.optimizer, self.names) for stepper in self.steppers)
+        own = {
+            f"optimizer.{name}.{key}": value
+            for name, key, value in self._optimizer_state()
+            if isinstance(value, torch.Tensor)
+        }
         outer = self.meetings.tensors if self.meetings is not None else {}
         averages = {f"average.{name}": own for name, own in (self.averages or {}).items()}
-        return {name: tensor for own in every for name, tensor in own.items()} | outer | averages
+        return own | outer | averages
+
+    def _optimizer_state(self) -> Iterator[tuple[str, str, Any]]:
+        """What optimizers keep: the name of each parameter, a key, and the value."""
+        for stepper in self.steppers:
+            for parameter, state in stepper.optimizer.state.items():
+                if parameter in self.names:
+                    yield from ((self.names[parameter], *item) for item in state.items())
 
     def state(self) -> dict[str, Any]:
         """The rest of the state as JSON values."""
         optimizers = [stepper.optimizer for stepper in self.steppers]
         groups = [group for each in optimizers for group in group_settings(each, self.names)]
-        entries = [optimizer_entries(each, self.names) for each in optimizers]
+        entries: dict[str, dict[str, Any]] = {}
+        for name, key, value in self._optimizer_state():
+            if not isinstance(value, torch.Tensor):
+                entries.setdefault(name, {})[key] = value
         return {
             "steps": self.steps,
             "groups": groups,
-            "entries": {name: entry for own in entries for name, entry in own.items()},
+            "entries": entries,
             "schedule": self.schedule.state_dict() if self.schedule is not None else None,
             "loss_scaling": self.scaler.state() if self.scaler is not None else None,
             "meetings": self.meetings.state() if self.meetings is not None else None,
@@ -397,33 +411,6 @@ def merged_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "groups": [group for state in states for group in state["groups"]],
         "entries": {name: e for state in states for name, e in state["entries"].items()},
     }
-
-
-def optimizer_tensors(
-    optimizer: Optimizer, names: Mapping[torch.Tensor, str]
-) -> dict[str, torch.Tensor]:
-    """The optimizer's tensors by the names of their parameters."""
-    return {
-        f"optimizer.{names[parameter]}.{key}": value
-        for parameter, state in optimizer.state.items()
-        if parameter in names
-        for key, value in state.items()
-        if isinstance(value, torch.Tensor)
-    }
-
-
-def optimizer_entries(
-    optimizer: Optimizer, names: Mapping[torch.Tensor, str]
-) -> dict[str, dict[str, Any]]:
-    """The optimizer's state of each parameter without its tensors."""
-    entries = {
-        names[parameter]: {
-            key: value for key, value in state.items() if not isinstance(value, torch.Tensor)
-        }
-        for parameter, state in optimizer.state.items()
-        if parameter in names
-    }
-    return {name: entry for name, entry in entries.items() if entry}
 
 
 def group_settings(optimizer: Optimizer, names: Mapping[torch.Tensor, str]) -> list[dict[str, Any]]:
