@@ -10,7 +10,6 @@ import torch
 from penstock.capture.batch.part import BatchPart
 from penstock.capture.contract import Batch, TensorSpec
 from penstock.capture.forward.materialise import named_tensors
-from penstock.capture.forward.stage_module import StageProgram
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
@@ -24,21 +23,6 @@ from penstock.runtime.stage.runner import ModuleRunner
 from penstock.runtime.stage.whole_loss import rows_of_samples
 from penstock.runtime.transport.messages import BoundaryTensors, boundaries_of
 from penstock.runtime.user_metrics import Evaluation
-
-
-def share_tensors(programs: Mapping[int, StageProgram], engine: Engine) -> None:
-    """Make the stages use the same parameters and buffers that this rank trains.
-
-    Otherwise a stage of a model that was captured on another device (meta, CPU) would use those of
-    the capture.
-    """
-    held = engine.held.held_tensors()
-    tied = engine.graph.tied_names
-    for program in programs.values():
-        for name, tensor in named_tensors(program.module):
-            own = held.get(tied.get(name, name))
-            place, key = program.module.graph.program.places(name)
-            place[key] = tensor.to(engine.world.device) if own is None else own
 
 
 class PredictionView:
@@ -198,13 +182,18 @@ class Inference:
         return world.broadcast(whole) if everywhere else whole
 
     def _without_loss(self, graph: LayerGraph) -> RankStages[ModuleRunner]:
-        """The stages of a graph without its loss."""
+        """The stages of a graph without its loss, with the tensors that this rank trains."""
         engine = self._engine
         programs = stages_of(graph, engine.plan, engine.world.rank)
-        share_tensors(programs, engine)
+        held, tied = engine.held.held_tensors(), engine.graph.tied_names
         runners: dict[int, ModuleRunner] = {}
         for place in engine.places:
             program, shards = programs[place.stage], engine.shards_of(place.stage)
+            # Those of a model that was captured on another device (meta, CPU) are not trained.
+            for name, tensor in named_tensors(program.module):
+                own = held.get(tied.get(name, name))
+                parameters, key = program.module.graph.program.places(name)
+                parameters[key] = tensor.to(engine.world.device) if own is None else own
             runners[place.stage] = ModuleRunner(
                 program,
                 engine.world.device,
