@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from refused import named_refusal_of
 from runtime.pipeline_cases import SINGLE_PRECISION, different, join, tokens
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -35,7 +36,6 @@ from torch.optim import SGD
 from torch.utils.checkpoint import checkpoint
 
 from penstock.capture.capture import capture_model
-from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
 
@@ -255,13 +255,6 @@ def trained(
     return wrong + [n for n, value in weights.items() if different(value, own[n], TOLERANCE)]
 
 
-def message_of(call: Callable[[], object]) -> str:
-    try:
-        return f"nothing: {call()}"
-    except PenstockError as refusal:
-        return f"{type(refusal).__name__}: {refusal}"
-
-
 def rows_that_run() -> dict[str, list[str]]:
     join()
     return {
@@ -314,7 +307,7 @@ def refused() -> dict[str, str]:
     join()
     tied = {"tied": True}
     return {
-        name: message_of(partial(trained, function, **options))
+        name: named_refusal_of(trained, function, **options)
         for name, function, options in (
             ("another tensor", with_another_tensor, {}),
             ("another module", with_another_module, {}),
@@ -405,4 +398,4 @@ def plans_of_transformers() -> dict[str, list[str]]:
 
 def summed_twice() -> str:
     join()
-    return message_of(partial(transformers_differences, "qwen3", by_transformers("tensor")))
+    return named_refusal_of(transformers_differences, "qwen3", by_transformers("tensor"))

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from pipelines_of_any_plan import Pipeline
 from plain_training import plain_step
+from refused import refusal_of
 from runtime.pipeline_cases import plan_of
 from torch import nn
 from torch.nn import functional
@@ -21,7 +22,7 @@ from torch.nn import functional
 from penstock.capture.capture import capture_model
 from penstock.capture.chain import Chain
 from penstock.capture.layer_graph import LayerGraph
-from penstock.errors import BadInput, PenstockError
+from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.callbacks import Closing, Event
 from penstock.runtime.options import Safety
@@ -420,10 +421,7 @@ def made_again() -> tuple[str, bool, list[float]]:
     same = whole and list(map(id, own.parameters())) == objects
     with Pipeline(own, BATCH, plan=plans[0], **given) as pipe:
         pipe.step(BATCH)
-    try:
-        Pipeline(own, BATCH, plan=plans[1], **given)
-    except PenstockError as error:
-        refused = str(error)
+    refused = refusal_of(Pipeline, own, BATCH, plan=plans[1], **given)
     return refused, same, losses
 
 
@@ -457,10 +455,5 @@ def all_stages_in_one_process() -> str:
     """What is said of a pipeline whose stages are all to be in one process of two."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     plan = Plan((Stage(range(1), (0,), (4,)), Stage(range(1, 3), (1,), (4,))), 3, 4, "gpipe")
-    try:
-        Pipeline(
-            model, BATCH, plan=plan, loss=functional.mse_loss, safety=Safety(transport="in-process")
-        )
-    except BadInput as problem:
-        return str(problem)
-    return ""
+    safety = Safety(transport="in-process")
+    return refusal_of(Pipeline, model, BATCH, plan=plan, loss=functional.mse_loss, safety=safety)

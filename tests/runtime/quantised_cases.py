@@ -7,11 +7,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from plain_training import plain_step
+from refused import refusal_of
 from torch import nn
 
 from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
-from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.options import Update
 from penstock.runtime.pipeline import Pipeline
@@ -119,14 +119,6 @@ def plan_for(graph: LayerGraph, replicas: bool) -> Plan:
     return Plan(stages, 2, 4, "1f1b")
 
 
-def refused(act: Any) -> str:
-    try:
-        act()
-    except BadInput as refusal:
-        return str(refusal)
-    return "not refused"
-
-
 def trained(kind: str, replicas: bool, folder: Path) -> dict[str, Any]:
     """A run that is saved, led astray and resumed, and what it says and keeps."""
     graph = captured(kind)
@@ -143,8 +135,8 @@ def trained(kind: str, replicas: bool, folder: Path) -> dict[str, Any]:
             "verified": str(pipe.verified),
             "evaluated": pipe.evaluate(tokens(7)).loss,
             "refusals": [
-                refused(lambda: pipe.save_pretrained(folder / "weights")),
-                refused(pipe.model_state_dict),
+                refusal_of(pipe.save_pretrained, folder / "weights"),
+                refusal_of(pipe.model_state_dict),
             ],
             "kinds": {type(tensor).__name__ for tensor in held},
         }
@@ -181,7 +173,7 @@ def trained_from_meta(kind: str, folder: Path) -> dict[str, Any]:
     with pipe_of("other") as pipe:
         pipe.load(folder / f"{kind}-checkpoint")
         resumed = [pipe.step(tokens(step)).loss for step in range(SAVED, STEPS)]
-    refusal = refused(lambda: pipe_of("base", lambda name, weight: weight))
+    refusal = refusal_of(pipe_of, "base", lambda name, weight: weight)
     return {**found, "resumed": resumed, "refusal": refusal}
 
 

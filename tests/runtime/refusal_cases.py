@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from pipelines_of_any_plan import Pipeline
 from plain_training import plain_step
+from refused import refusal_of
 from runtime.pipeline_cases import plan_of
 from torch import nn
 from torch.nn import functional
@@ -84,11 +85,7 @@ class Bags(nn.Module):
 def bags() -> list[float] | str:
     """The refusal of words in bags."""
     batch = torch.arange(24) % 5, torch.arange(0, 24, 3), torch.arange(8) % 4
-    try:
-        capture_model(Bags(), batch, loss=functional.cross_entropy)
-    except PenstockError as refusal:
-        return str(refusal)
-    return ""
+    return refusal_of(capture_model, Bags(), batch, loss=functional.cross_entropy)
 
 
 def mixed() -> list[float] | str:
@@ -99,11 +96,8 @@ def mixed() -> list[float] | str:
             return super().forward(x + x[order])
 
     x, y = batches()[0]
-    try:
-        capture_model(Mixing().double(), (x, torch.arange(8), y), loss=functional.cross_entropy)
-    except PenstockError as refusal:
-        return str(refusal)
-    return ""
+    batch = x, torch.arange(8), y
+    return refusal_of(capture_model, Mixing().double(), batch, loss=functional.cross_entropy)
 
 
 class Squeezed(Net):

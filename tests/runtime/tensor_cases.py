@@ -15,6 +15,7 @@ import models
 import torch
 import torch.distributed as dist
 from pipelines_of_any_plan import Pipeline
+from refused import named_refusal_of
 from runtime.pipeline_cases import SINGLE_PRECISION, different, join, tokens
 from safetensors.torch import load_file
 from torch import nn
@@ -460,11 +461,7 @@ def with_shards_left_out(plan: Plan) -> str:
     with Pipeline(captured_gpt(small_gpt()), batch_of(0), plan=plan, **SETTINGS) as pipe:
         if dist.get_rank() == 1:
             pipe._engine.buckets.not_counted = frozenset(pipe.parameters())
-        try:
-            pipe.step(batch_of(0))
-        except PenstockError as failure:
-            return f"{type(failure).__name__}: {failure}"
-    return "nothing"
+        return named_refusal_of(pipe.step, batch_of(0))
 
 
 def fail(_: torch.Tensor) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from pipelines_of_any_plan import Pipeline
+from refused import named_refusal_of
 from runtime.pipeline_cases import (
     MICRO_BATCHES,
     ROWS,
@@ -20,7 +21,6 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from penstock.capture.chain import Chain
-from penstock.errors import PenstockError
 from penstock.runtime.options import Safety
 
 BATCH = MICRO_BATCHES * ROWS
@@ -35,20 +35,12 @@ def bad_batches() -> list[str]:
     join()
     subject, graph = captured("mlp")
     batch = subject.batch(BATCH)
-    messages: list[str] = []
     with Pipeline(
         graph, batch, plan=plan_of(len(graph.layer_names), (1, 1)), optimizer=adam
     ) as pipe:
         weights = [p.detach().clone() for p in pipe.parameters()]
-        for wrong in (
-            (batch[0] * float("nan"), batch[1]),
-            (batch[0][:, :5], batch[1]),
-            (batch[0] + dist.get_rank(), batch[1]),
-        ):
-            try:
-                pipe.step(wrong)
-            except PenstockError as refusal:
-                messages.append(f"{type(refusal).__name__}: {refusal}")
+        wrong = batch[0] * float("nan"), batch[0][:, :5], batch[0] + dist.get_rank()
+        messages = [named_refusal_of(pipe.step, (x, batch[1])) for x in wrong]
         kept = all(torch.equal(p, w) for p, w in zip(pipe.parameters(), weights, strict=True))
         messages.append(f"weights kept: {kept}, then step {pipe.step(batch).step}")
     return messages
@@ -89,11 +81,7 @@ def fail_at_rank_one(deed: str, transport: str, replicas: Sequence[int]) -> tupl
             "stall": lambda: time.sleep(3600),
         }[deed]
     start = time.monotonic()
-    try:
-        pipe.step(batch)
-    except PenstockError as failure:
-        return f"{type(failure).__name__}: {failure}", time.monotonic() - start
-    return "nothing", time.monotonic() - start
+    return named_refusal_of(pipe.step, batch), time.monotonic() - start
 
 
 def has_ended(process: int) -> bool:
