@@ -15,12 +15,12 @@ import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from plain_training import plain_step
+from runtime.pipeline_cases import plan_of
 from torch import nn
 from torch.nn import functional
 
 from penstock.capture.capture import capture_model
 from penstock.errors import PenstockError
-from penstock.plan.plan import Plan, Stage
 from penstock.runtime.options import Safety
 from penstock.runtime.pipeline import Pipeline
 
@@ -145,10 +145,8 @@ def outcome(program: Program) -> str:
     try:
         example = x[0], y[0]
         graph = capture_model(model, example, loss=program.loss)
-        layers, rows = len(graph.layer_names), ROWS // program.micro_batches
-        cuts = range(layers // 2), range(layers // 2, layers)
-        stages = tuple(Stage(own, (device,), (rows,)) for device, own in enumerate(cuts))
-        plan = Plan(stages, program.micro_batches, rows, program.schedule)
+        sizes = {"micro_batches": program.micro_batches, "rows": ROWS // program.micro_batches}
+        plan = plan_of(len(graph.layer_names), (1, 1), program.schedule, **sizes)
         safety = Safety(transport="in-process")
         with Pipeline(graph, example, plan=plan, optimizer=sgd, safety=safety) as pipe:
             pipe.print_with(lambda line: None)
