@@ -431,22 +431,18 @@ def restore_optimizer(
     saved: Mapping[str, Any],
 ) -> None:
     """Restore the optimizer's state of its parameters, whichever ranks saved it."""
-    known, entries = saved["groups"], saved["entries"]
+    known = saved["groups"]
     settings_of = {name: group["settings"] for group in known for name in group["names"]}
+    kept: dict[str, dict[str, Any]] = {n: dict(own) for n, own in saved["entries"].items()}
+    for name, value in tensors.items():
+        kind, _, rest = name.partition(".")
+        if kind == "optimizer":
+            owner, _, key = rest.rpartition(".")
+            kept.setdefault(owner, {})[key] = value
     state_dict = optimizer.state_dict()
-    ordered = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    state: dict[int, dict[str, Any]] = {}
-    for index, parameter in enumerate(ordered):
-        name = names.get(parameter, "")
-        prefix = f"optimizer.{name}."
-        found = {
-            key.removeprefix(prefix): value
-            for key, value in tensors.items()
-            if name and key.startswith(prefix) and "." not in key.removeprefix(prefix)
-        }
-        if found or name in entries:
-            state[index] = {**found, **entries.get(name, {})}
-    pairs = zip(state_dict["param_groups"], optimizer.param_groups, strict=True)
+    groups = optimizer.param_groups
+    owners = [names.get(parameter, "") for group in groups for parameter in group["params"]]
+    pairs = zip(state_dict["param_groups"], groups, strict=True)
     for place, (described, actual) in enumerate(pairs):
         first = next((names[p] for p in actual["params"] if p in names), "")
         # A group without parameters here takes those of the first rank's group of that number.
@@ -455,7 +451,7 @@ def restore_optimizer(
         # JSON has lists for tuples, such as Adam's betas.
         as_given = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
         described.update(as_given)
-    state_dict["state"] = state
+    state_dict["state"] = {n: kept[owner] for n, owner in enumerate(owners) if owner in kept}
     optimizer.load_state_dict(state_dict)
 
 
