@@ -286,7 +286,7 @@ class Training:
         return own | outer | averages
 
     def _optimizer_state(self) -> Iterator[tuple[str, str, Any]]:
-        """What optimizers keep: the name of each parameter, a key, and the value."""
+        """The state of optimizers: the name of each parameter, a key, and the value."""
         for stepper in self.steppers:
             for parameter, state in stepper.optimizer.state.items():
                 if parameter in self.names:
