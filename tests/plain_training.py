@@ -35,6 +35,14 @@ class Recorder(torch.optim.SGD):
                     self.seen[id(parameter)] = parameter.grad.to_dense().clone()
 
 
+def plain_step(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> float:
+    """One step of plain torch by a loss that was just computed; returns the loss."""
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
 def plain(
     model: nn.Module,
     batch: Any,

@@ -3,19 +3,21 @@
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from pipelines_of_any_plan import Pipeline
+from plain_training import plain_step
+from runtime import pipeline_cases
 from torch import nn
 from torch.nn import functional
 
 from penstock.capture.capture import capture_model
 from penstock.errors import PenstockError
-from penstock.plan.plan import Plan, Stage
+from penstock.plan.plan import Plan
 
 STEPS = 8
 NEAR = 1e-9
@@ -198,14 +200,8 @@ def pipeline(case: Case, model: nn.Module, plan: Plan, **options: Any) -> Pipeli
     return Pipeline(graph, example, plan=plan, optimizer=sgd, **options)
 
 
-def plan_of(devices: Sequence[Sequence[int]], schedule: str = "1f1b", layers: int = 6) -> Plan:
-    """Stages of about equally many layers on these devices, and two micro-batches."""
-    bounds = [round(layers * n / len(devices)) for n in range(len(devices) + 1)]
-    parts = [
-        Stage(range(lo, hi), tuple(own), (4 // len(own),) * len(own))
-        for (lo, hi), own in zip(pairwise(bounds), devices, strict=True)
-    ]
-    return Plan(tuple(parts), 2, 4, schedule)
+plan_of = partial(pipeline_cases.plan_of, 6, micro_batches=2, rows=4)
+"""Of the six layers of `Net`."""
 
 
 def differences(
@@ -224,11 +220,8 @@ def differences(
             expected = plain_loss(reference, case, batch).item()
             reference.train()
             yield from off(f"evaluation {step}", pipe.evaluate(batch).loss, expected)
-            optimizer.zero_grad()
-            loss = plain_loss(reference, case, batch)
-            loss.backward()
-            optimizer.step()
-            yield from off(f"loss of step {step}", pipe.step(batch).loss, loss.item())
+            loss = plain_step(optimizer, plain_loss(reference, case, batch))
+            yield from off(f"loss of step {step}", pipe.step(batch).loss, loss)
         for own, parameter in pipe.named_parameters():
             yield from off(own, parameter, reference.get_parameter(own))
         count = len(pipe._engine.kinds.graphs)

@@ -64,19 +64,14 @@ def layers() -> nn.Module:
     return nn.Sequential(*parts)
 
 
-def loader_of(collate: Any, workers: int = 0) -> ResumableLoader:
+def loader_of(
+    collate: Any, samples: int = SAMPLES, batch: int = BATCH, workers: int = 0
+) -> ResumableLoader:
     """Shuffled batches of the numbers of samples; the last of a pass is as large as the others."""
+    numbers: Any = range(samples)
     generator = torch.Generator().manual_seed(3)
-    return ResumableLoader(
-        DataLoader(
-            range(SAMPLES),  # type: ignore[arg-type]
-            BATCH,
-            shuffle=True,
-            generator=generator,
-            collate_fn=collate,
-            num_workers=workers,
-        )
-    )
+    options: Any = {"shuffle": True, "collate_fn": collate, "num_workers": workers}
+    return ResumableLoader(DataLoader(numbers, batch, generator=generator, **options))
 
 
 def all_columns(columns: dict[int, CountedFile], indices: Sequence[int]) -> tuple[Any, ...]:
@@ -112,7 +107,7 @@ def trained(
     losses: list[float] = []
     with Pipeline(graph, example, plan=plan, optimizer=adam) as pipe:
         read = partial(pipe.needs.read, columns) if parts else partial(all_columns, columns)
-        loader = loader_of(read, workers)
+        loader = loader_of(read, workers=workers)
         if resume is not None and not stop_after:
             pipe.load(resume, loader=loader)
         for _ in range(loader.epoch, epochs):

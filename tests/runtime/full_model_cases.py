@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from pipelines_of_any_plan import Pipeline
+from plain_training import plain_step
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parameters_to_vector, prune, vector_to_parameters
@@ -191,11 +192,7 @@ def plain(model: nn.Module, form: Form, loss: Any) -> list[float]:
     """The losses of one process whose loop ends each step with ``form``."""
     optimizer, losses = momentum(model.parameters()), list[float]()
     for batch in batches():
-        optimizer.zero_grad()
-        found = loss(model, batch)
-        found.backward()
-        optimizer.step()
-        losses.append(float(found.detach()))
+        losses.append(plain_step(optimizer, loss(model, batch)))
         with torch.no_grad():
             form(model)
     return losses

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from kind_models import batch_of, captions, decaying, loss_of, plain_step, scores_of
 from pipelines_of_any_plan import Pipeline
+from refused import named_refusal_of
 
 from penstock.capture.capture import capture_model
-from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.options import Safety
 
@@ -118,11 +118,7 @@ def run_refused() -> list[str]:
             [batch_of(pipe.rank)],
             [unknown if pipe.rank else batch_of(0)],
         ):
-            try:
-                pipe.step(*batches)
-                messages.append("")
-            except PenstockError as problem:
-                messages.append(f"{type(problem).__name__}: {problem}")
+            messages.append(named_refusal_of(pipe.step, *batches))
         unchanged = all(torch.equal(value, before[n]) for n, value in own.state_dict().items())
         pipe.step(batch_of(1))
     dist.destroy_process_group()

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 import torch
 import torch.distributed as dist
 from pipelines_of_any_plan import Pipeline
+from plain_training import plain_step
+from refused import named_refusal_of, refusal_of
 from torch import nn
 from torch.nn import functional
 
 from penstock.capture.batch.lengths import Length
 from penstock.capture.capture import capture_model
-from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.options import Safety
 
@@ -153,11 +154,8 @@ def differences(pipe: Pipeline, lengths: Sequence[int], sizes: Sequence[int]) ->
     wrong: list[str] = []
     for step, length in enumerate(lengths):
         batch = batch_of(length, sizes[step % len(sizes)], step)
-        plain.zero_grad()
-        loss = loss_of(reference(batch["tokens"]), batch)
-        loss.backward()
-        plain.step()
-        found, expected = pipe.step(batch).loss, float(loss.detach())
+        expected = plain_step(plain, loss_of(reference(batch["tokens"]), batch))
+        found = pipe.step(batch).loss
         if abs(found - expected) > 1e-12:
             wrong.append(f"step {step}, length {length}: loss {found} for {expected}")
         if step % 3 == 2:
@@ -190,26 +188,12 @@ def refusals(pipe: Pipeline) -> list[str]:
     uneven = batch_of(12, 6)
     uneven["labels"] = uneven["labels"][:, :-1]
     other = batch_of(20 if pipe.rank == 1 else 16, 6)
-    messages: list[str] = []
-    for batch in (batch_of(600, 6), uneven, other):
-        try:
-            pipe.step(batch)
-            messages.append("")
-        except PenstockError as error:
-            messages.append(f"{type(error).__name__}: {error}")
+    refused = (batch_of(600, 6), uneven, other)
+    messages = [named_refusal_of(pipe.step, batch) for batch in refused]
     pairs = zip(before, pipe.parameters(), strict=True)
     unchanged = all(torch.equal(one, two) for one, two in pairs)
     pipe.step(batch_of(30, 6))
     return [*messages, f"unchanged: {unchanged}"]
-
-
-def refused_by(pipe: Pipeline, batch: dict[str, torch.Tensor]) -> list[str]:
-    """The message for a batch that is refused; empty if it is not."""
-    try:
-        pipe.step(batch)
-    except PenstockError as error:
-        return [str(error)]
-    return []
 
 
 def run_resumed(lengths: Sequence[int], directory: str) -> list[str]:
@@ -255,19 +239,16 @@ def run_without_flush(schedule: str) -> list[str]:
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
     ) as pipe:
         for step, metrics in enumerate(pipe.stream(batches)):
-            plain.zero_grad()
-            loss = loss_of(reference(batches[step]["tokens"]), batches[step])
-            loss.backward()
-            plain.step()
-            if abs(metrics.loss - loss.item()) > 1e-12:
+            loss = plain_step(plain, loss_of(reference(batches[step]["tokens"]), batches[step]))
+            if abs(metrics.loss - loss) > 1e-12:
                 wrong.append(f"the loss of step {step} differs")
         wrong += forwards_differ(pipe, reference, batch_of(33, 4, 77))
         named = dict(reference.named_parameters())
         for name, tensor in pipe.named_parameters():
             if float((tensor - named[name]).detach().abs().max()) > 1e-12:
                 wrong.append(f"{name} differs")
-        refused = refused_by(pipe, batch_of(20 if pipe.rank == 1 else 16, 6))
-        if refused != [UNLIKE]:
+        refused = refusal_of(pipe.step, batch_of(20 if pipe.rank == 1 else 16, 6))
+        if refused != UNLIKE:
             wrong.append(f"batches of different lengths: {refused}")
         pipe.step(batch_of(30, 6))
     dist.destroy_process_group()

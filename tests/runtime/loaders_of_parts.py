@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import torch
 from pipelines_of_any_plan import Pipeline
+from runtime import counted_reading
 from runtime.part_cases import Skipping, adam, cut, join, loss_of, rows_of, seeded
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler
+from torch.utils.data import BatchSampler, RandomSampler
 from transformers import default_data_collator
 
 from penstock.capture.batch.part import BatchPart
 from penstock.capture.capture import capture_model
 from penstock.plan.plan import Plan
-from penstock.runtime.checkpoints.loader_state import ResumableLoader
 
 SAMPLES, BATCH = 32, 8
 
@@ -93,16 +93,7 @@ def loader_of(kind: str, directory: Path, features: Features, pipe: Pipeline) ->
     read: Any = lambda indices: {key: leaf[indices] for key, leaf in data.items()}  # noqa: E731
     if kind != "everything":
         read = partial(pipe.needs.read, columns_of(kind, directory, features))
-    generator = torch.Generator().manual_seed(3)
-    return ResumableLoader(
-        DataLoader(
-            range(SAMPLES),  # type: ignore[arg-type]
-            BATCH,
-            shuffle=True,
-            generator=generator,
-            collate_fn=read,
-        )
-    )
+    return counted_reading.loader_of(read, SAMPLES, BATCH)
 
 
 def losses(directory: Path) -> tuple[dict[str, list[float]], dict[str, int]]:

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from runtime.pipeline_cases import SINGLE_PRECISION, different, join, tokens
+from refused import named_refusal_of
+from runtime.pipeline_cases import SINGLE_PRECISION, OneDevice, different, join, tokens
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import (
@@ -35,7 +36,6 @@ from torch.optim import SGD
 from torch.utils.checkpoint import checkpoint
 
 from penstock.capture.capture import capture_model
-from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
 
@@ -210,9 +210,11 @@ def trained(
     graph = capture_model(
         ours, batch_of(0), loss=loss_of, granularity=granularity, tensor_parallel=parallelize
     )
-    stepped, wrong = SGD(one.parameters(), lr=0.5, momentum=0.9), list[str]()
+    make: Any = partial(SGD, lr=0.5, momentum=0.9)
+    whole = OneDevice(one, lambda model, batch: loss_of(model(batch[0]), batch[1]), make, 0.5)
+    wrong = list[str]()
     given: Any = {
-        "optimizer": lambda p: SGD(p, lr=0.5, momentum=0.9),
+        "optimizer": make,
         "clip_norm": 0.5,
         "timeout_s": 60,
         **options,
@@ -220,21 +222,9 @@ def trained(
     layers = len(graph.layer_names)
     with Pipeline(graph, batch_of(0), plan=plan_of(cut, layers, schedule), **given) as pipe:
         for step in range(3):
-            words, targets = batch_of(step)
-            stepped.zero_grad()
-            loss = loss_of(one(words), targets)
-            loss.backward()
-            norm = nn.utils.clip_grad_norm_(one.parameters(), 0.5)
-            stepped.step()
+            loss, norm = whole.step(batch_of(step))
             found = pipe.step(batch_of(step))
-            pairs = (
-                ("loss", found.loss, float(loss.detach())),
-                (
-                    "norm",
-                    found.gradient_norm,
-                    float(norm),
-                ),
-            )
+            pairs = ("loss", found.loss, loss), ("norm", found.gradient_norm, norm)
             wrong += [
                 f"step {step}: {name} is {here} instead of {expected}"
                 for name, here, expected in pairs
@@ -253,13 +243,6 @@ def trained(
         weights = pipe.model_state_dict()
     own = one.state_dict()
     return wrong + [n for n, value in weights.items() if different(value, own[n], TOLERANCE)]
-
-
-def message_of(call: Callable[[], object]) -> str:
-    try:
-        return f"nothing: {call()}"
-    except PenstockError as refusal:
-        return f"{type(refusal).__name__}: {refusal}"
 
 
 def rows_that_run() -> dict[str, list[str]]:
@@ -314,7 +297,7 @@ def refused() -> dict[str, str]:
     join()
     tied = {"tied": True}
     return {
-        name: message_of(partial(trained, function, **options))
+        name: named_refusal_of(trained, function, **options)
         for name, function, options in (
             ("another tensor", with_another_tensor, {}),
             ("another module", with_another_module, {}),
@@ -374,18 +357,15 @@ def transformers_differences(name: str, parallelize: Any) -> list[str]:
     graph = capture_model(ours, batch, granularity="block", tensor_parallel=parallelize)
     names, wrong = graph.layer_names, list[str]()
     cut = next(number for number, layer in enumerate(names) if ".2" in layer)
-    stepped = SGD(one.parameters(), lr=0.5)
-    options: Any = {"optimizer": lambda p: SGD(p, lr=0.5), "clip_norm": 0.5, "timeout_s": 60}
+    make: Any = partial(SGD, lr=0.5)
+    whole = OneDevice(one, lambda model, batch: model(**batch).loss, make, 0.5)
+    options: Any = {"optimizer": make, "clip_norm": 0.5, "timeout_s": 60}
     with Pipeline(graph, batch, plan=plan_of(cut, len(names)), **options) as pipe:
         for step in range(2):
-            stepped.zero_grad()
-            loss: Any = one(**batch).loss
-            loss.backward()
-            nn.utils.clip_grad_norm_(one.parameters(), 0.5)
-            stepped.step()
+            loss, _ = whole.step(batch)
             found = pipe.step(batch).loss
-            if abs(found - float(loss.detach())) > SINGLE_PRECISION:
-                wrong.append(f"step {step}: loss {found} instead of {float(loss.detach())}")
+            if abs(found - loss) > SINGLE_PRECISION:
+                wrong.append(f"step {step}: loss {found} instead of {loss}")
         if pipe.verified is None or not pipe.verified.equal:
             wrong.append(f"the first step: {pipe.verified}")
         weights = pipe.model_state_dict()
@@ -405,4 +385,4 @@ def plans_of_transformers() -> dict[str, list[str]]:
 
 def summed_twice() -> str:
     join()
-    return message_of(partial(transformers_differences, "qwen3", by_transformers("tensor")))
+    return named_refusal_of(transformers_differences, "qwen3", by_transformers("tensor"))

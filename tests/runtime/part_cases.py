@@ -7,6 +7,7 @@ from typing import Any
 import recurrent_models
 import torch
 from pipelines_of_any_plan import Pipeline
+from refused import named_refusal_of, refusal_of
 from runtime import length_cases
 from runtime.pipeline_cases import join
 from torch import nn
@@ -15,7 +16,6 @@ from torch.nn import functional
 from penstock.capture.batch.part import BatchPart
 from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import SplitTable
-from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
 
 WIDTH, CLASSES = 6, 3
@@ -282,18 +282,11 @@ def untold(pipe: Pipeline, batch_of: Any) -> list[str]:
     """The messages where a length is not told to all ranks, or not alike; then it goes on."""
     batch = batch_of(4, 6)
     sizes = [{}, {"length": 4 + (pipe.rank == 1)}, {"length": 5}]
-    found = [message_of(pipe, pipe.needs.read(batch, range(6), lengths=own)) for own in sizes]
+    found = [
+        named_refusal_of(pipe.step, pipe.needs.read(batch, range(6), lengths=own)) for own in sizes
+    ]
     pipe.step(pipe.needs.read(batch, range(6), lengths={"length": 4}))
     return found
-
-
-def message_of(pipe: Pipeline, *given: Any) -> str:
-    """What a step on it raises."""
-    try:
-        pipe.step(*given)
-    except PenstockError as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
 
 
 def refusals() -> dict[str, Any]:
@@ -320,13 +313,15 @@ def refusals() -> dict[str, Any]:
         found: dict[str, Any] = {}
         for name, (who, given) in wrong.items():
             given = given if rank == who else own
-            found[name] = message_of(pipe, *(given if isinstance(given, tuple) else (given,)))
-        found["mixed"] = message_of(pipe, own, batch if rank == 1 else own)
-        found["predict"] = str(refusal(lambda: pipe.predict(own)))
-        found["verify"] = str(refusal(lambda: pipe.verify(own)))
+            found[name] = named_refusal_of(
+                pipe.step, *(given if isinstance(given, tuple) else (given,))
+            )
+        found["mixed"] = named_refusal_of(pipe.step, own, batch if rank == 1 else own)
+        found["predict"] = refusal_of(pipe.predict, own)
+        found["verify"] = refusal_of(pipe.verify, own)
         bad = rows_of(1, 12)
         bad["x"][5, 0] = torch.nan
-        found["not finite"] = message_of(pipe, part_of(pipe, 1, bad))
+        found["not finite"] = named_refusal_of(pipe.step, part_of(pipe, 1, bad))
         pairs = zip(before, pipe.parameters(), strict=True)
         found["kept"] = all(torch.equal(one, two) for one, two in pairs)
         losses = [pipe.step(own).loss, pipe.step(batch).loss]
@@ -340,14 +335,6 @@ def refusals() -> dict[str, Any]:
     return found
 
 
-def refusal(call: Any) -> PenstockError | None:
-    try:
-        call()
-    except PenstockError as error:
-        return error
-    return None
-
-
 def whole_beside_part() -> str:
     """One rank gives a whole batch, the others parts: it must not hang."""
     join()
@@ -356,7 +343,7 @@ def whole_beside_part() -> str:
     options: Any = {"timeout_s": 10, "verify": "off"}
     with Pipeline(graph, rows_of(0, 4), plan=Plan(stages, 3, 4, "1f1b"), **options) as pipe:
         batch = rows_of(1, 12)
-        return message_of(pipe, batch if pipe.rank == 1 else part_of(pipe, 1, batch))
+        return named_refusal_of(pipe.step, batch if pipe.rank == 1 else part_of(pipe, 1, batch))
 
 
 def late_refusal(schedule: str) -> str:
@@ -374,7 +361,7 @@ def late_refusal(schedule: str) -> str:
                 part = part_of(pipe, number, rows_of(number, 12))
                 yield BatchPart(2, 12) if number == 2 and pipe.rank == 2 else part
 
-        return str(refusal(lambda: list(pipe.stream(parts()))))
+        return refusal_of(list, pipe.stream(parts()))
 
 
 class Patches(nn.Module):

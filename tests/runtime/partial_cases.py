@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from peft import LoraConfig, get_peft_model
 from pipelines_of_any_plan import Pipeline
+from plain_training import plain_step
+from refused import refusal_of
 from runtime.pipeline_cases import join, next_token_loss, plan_of
 from safetensors.torch import save_file
 from torch import nn
@@ -105,11 +107,7 @@ def plainly(case: Case) -> tuple[list[float], dict[str, torch.Tensor]]:
     optimizer = adam([p for p in model.parameters() if p.requires_grad])
     losses: list[float] = []
     for batch in batches:
-        optimizer.zero_grad()
-        value = loss(model(batch[0]), batch[1])
-        value.backward()
-        optimizer.step()
-        losses.append(float(value.detach()))
+        losses.append(plain_step(optimizer, loss(model(batch[0]), batch[1])))
     return losses, dict(model.named_parameters(remove_duplicate=False))
 
 
@@ -206,9 +204,7 @@ def thawing(schedule: str, replicas: Sequence[int], *, meta: bool = False) -> di
     rates = falling(optimizer)
     for step, (x, y) in enumerate(batches):
         thaw(plain, step)
-        optimizer.zero_grad()
-        loss(plain(x), y).backward()
-        optimizer.step()
+        plain_step(optimizer, loss(plain(x), y))
         rates.step()
     weights: str | None = None
     if meta:
@@ -325,10 +321,8 @@ def unlike() -> list[str]:
         graph = capture_model(model, batches[0], loss=loss)
         schedule = "gpipe" if odd and case == "plan" else "1f1b"
         plan = plan_of(len(graph.layer_names), (1, 1, 1), schedule, micro_batches=3, rows=2)
-        try:
-            Pipeline(graph, batches[0], plan=plan, optimizer=adam, timeout_s=60)
-        except BadInput as problem:
-            found.append(str(problem))
+        given: Any = {"plan": plan, "optimizer": adam, "timeout_s": 60}
+        found.append(refusal_of(Pipeline, graph, batches[0], **given))
     return found
 
 

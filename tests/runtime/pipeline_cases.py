@@ -249,6 +249,29 @@ def plan_of(
     )
 
 
+class OneDevice:
+    """Training of the user's own model left whole, with gradient clipping."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[[nn.Module, Any], torch.Tensor],
+        make: Callable[[Any], torch.optim.Optimizer],
+        clip: float,
+    ) -> None:
+        self.model, self._loss, self._clip = model, loss, clip
+        self._optimizer = make([p for p in model.parameters() if p.requires_grad])
+
+    def step(self, batch: Any) -> tuple[float, float]:
+        """The loss and the gradient's norm."""
+        self._optimizer.zero_grad()
+        loss = self._loss(self.model, batch)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._clip)
+        self._optimizer.step()
+        return float(loss.detach()), float(norm)
+
+
 def reference(subject: Subject, model: nn.Module, batch: Any, cut: Sequence[range]) -> torch.Tensor:
     """Loss of the unsplit ``model`` on a batch; leaves gradients and buffers in it."""
     if not subject.per_micro_batch:

@@ -13,18 +13,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from pipelines_of_any_plan import Pipeline
+from plain_training import plain_step
+from refused import refusal_of
 from runtime.pipeline_cases import plan_of
 from torch import nn
 from torch.nn import functional
 
 from penstock.capture.capture import capture_model
 from penstock.capture.chain import Chain
-from penstock.capture.contract import TensorSpec
 from penstock.capture.layer_graph import LayerGraph
-from penstock.errors import BadInput, PenstockError
+from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.callbacks import Closing, Event
-from penstock.runtime.evaluation.inference import RankOutputs
 from penstock.runtime.options import Safety
 from penstock.runtime.processes.heartbeat import HEARTBEAT
 from penstock.runtime.processes.world import connection_is_lost, has_timed_out, join_world
@@ -74,7 +74,7 @@ def outcome(act: Callable[[], object]) -> str:
 
 
 def held() -> dict[str, int]:
-    """What a process has open; sockets that are closed by a peer may take a moment."""
+    """What a process has open; what is ending, as a thread or a socket, may take a moment."""
     gc.collect()
     with open("/proc/self/status") as status:
         resident = next(line for line in status if line.startswith("VmRSS"))
@@ -86,11 +86,17 @@ def held() -> dict[str, int]:
     }
 
 
-def settled(files: int) -> dict[str, int]:
-    """`held` once there are at most so many files, or after five seconds."""
+COUNTED = ("files", "threads", "shared")
+"""What `held` counts, of which nothing may be left."""
+
+
+def settled(most: dict[str, int]) -> dict[str, int]:
+    """`held` once nothing counted is more than in ``most``, or after five seconds."""
     end = time.monotonic() + 5
-    while (found := held())["files"] > files and time.monotonic() < end:
+    found = held()
+    while any(found[thing] > most[thing] for thing in COUNTED) and time.monotonic() < end:
         time.sleep(0.02)
+        found = held()
     return found
 
 
@@ -204,7 +210,7 @@ def failed_pipelines(
             texts.add(outcome(partial(fail, transport)))
             if number == 1:
                 states.append(held())
-        states.append(settled(states[0]["files"]))
+        states.append(settled(states[0]))
         found[name] = texts, states
     return found
 
@@ -213,9 +219,7 @@ def trained_alone(seed: int, steps: int) -> dict[str, torch.Tensor]:
     whole = model(seed)
     optimizer = SGD(whole.parameters())
     for _ in range(steps):
-        optimizer.zero_grad()
-        functional.mse_loss(whole(BATCH[0]), BATCH[1]).backward()
-        optimizer.step()
+        plain_step(optimizer, functional.mse_loss(whole(BATCH[0]), BATCH[1]))
     return whole.state_dict()
 
 
@@ -300,10 +304,10 @@ def agreements() -> list[str]:
     return found
 
 
-class LostOutputs(RankOutputs):
-    """Fails when its outputs are asked for."""
+class LostOutputs(dict[tuple[int, int], torch.Tensor]):
+    """Fails when its outputs are read."""
 
-    def of(self, number: int, micro_batch: int, spec: TensorSpec) -> torch.Tensor:
+    def __getitem__(self, place: tuple[int, int]) -> torch.Tensor:
         raise ValueError("the outputs are gone")
 
 
@@ -417,10 +421,7 @@ def made_again() -> tuple[str, bool, list[float]]:
     same = whole and list(map(id, own.parameters())) == objects
     with Pipeline(own, BATCH, plan=plans[0], **given) as pipe:
         pipe.step(BATCH)
-    try:
-        Pipeline(own, BATCH, plan=plans[1], **given)
-    except PenstockError as error:
-        refused = str(error)
+    refused = refusal_of(Pipeline, own, BATCH, plan=plans[1], **given)
     return refused, same, losses
 
 
@@ -454,10 +455,5 @@ def all_stages_in_one_process() -> str:
     """What is said of a pipeline whose stages are all to be in one process of two."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     plan = Plan((Stage(range(1), (0,), (4,)), Stage(range(1, 3), (1,), (4,))), 3, 4, "gpipe")
-    try:
-        Pipeline(
-            model, BATCH, plan=plan, loss=functional.mse_loss, safety=Safety(transport="in-process")
-        )
-    except BadInput as problem:
-        return str(problem)
-    return ""
+    safety = Safety(transport="in-process")
+    return refusal_of(Pipeline, model, BATCH, plan=plan, loss=functional.mse_loss, safety=safety)

@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from plain_training import plain_step
+from refused import refusal_of
 from torch import nn
 
 from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
-from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.options import Update
 from penstock.runtime.pipeline import Pipeline
@@ -105,11 +106,7 @@ def plain_losses(kind: str, adapters: Path | None = None) -> list[float]:
     model, found = adapted(kind, adapters=adapters), list[float]()
     stepper = make_optimizer([p for p in model.parameters() if p.requires_grad])
     for step in range(STEPS):
-        stepper.zero_grad()
-        loss = model(**tokens(step)).loss
-        loss.backward()
-        stepper.step()
-        found.append(loss.item())
+        found.append(plain_step(stepper, model(**tokens(step)).loss))
     return found
 
 
@@ -120,14 +117,6 @@ def plan_for(graph: LayerGraph, replicas: bool) -> Plan:
     cut = next(n for n, name in enumerate(graph.layer_names) if ".1" in name)
     stages = Stage(range(cut), (0,), (4,)), Stage(range(cut, layers), (1,), (4,))
     return Plan(stages, 2, 4, "1f1b")
-
-
-def refused(act: Any) -> str:
-    try:
-        act()
-    except BadInput as refusal:
-        return str(refusal)
-    return "not refused"
 
 
 def trained(kind: str, replicas: bool, folder: Path) -> dict[str, Any]:
@@ -146,8 +135,8 @@ def trained(kind: str, replicas: bool, folder: Path) -> dict[str, Any]:
             "verified": str(pipe.verified),
             "evaluated": pipe.evaluate(tokens(7)).loss,
             "refusals": [
-                refused(lambda: pipe.save_pretrained(folder / "weights")),
-                refused(pipe.model_state_dict),
+                refusal_of(pipe.save_pretrained, folder / "weights"),
+                refusal_of(pipe.model_state_dict),
             ],
             "kinds": {type(tensor).__name__ for tensor in held},
         }
@@ -184,7 +173,7 @@ def trained_from_meta(kind: str, folder: Path) -> dict[str, Any]:
     with pipe_of("other") as pipe:
         pipe.load(folder / f"{kind}-checkpoint")
         resumed = [pipe.step(tokens(step)).loss for step in range(SAVED, STEPS)]
-    refusal = refused(lambda: pipe_of("base", lambda name, weight: weight))
+    refusal = refusal_of(pipe_of, "base", lambda name, weight: weight)
     return {**found, "resumed": resumed, "refusal": refusal}
 
 

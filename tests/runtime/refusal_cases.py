@@ -6,6 +6,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from pipelines_of_any_plan import Pipeline
+from plain_training import plain_step
+from refused import refusal_of
+from runtime.pipeline_cases import plan_of
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import prune
@@ -13,7 +16,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from penstock.capture.capture import capture_model
 from penstock.errors import PenstockError
-from penstock.plan.plan import Plan, Stage
 
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
 
@@ -83,11 +85,7 @@ class Bags(nn.Module):
 def bags() -> list[float] | str:
     """The refusal of words in bags."""
     batch = torch.arange(24) % 5, torch.arange(0, 24, 3), torch.arange(8) % 4
-    try:
-        capture_model(Bags(), batch, loss=functional.cross_entropy)
-    except PenstockError as refusal:
-        return str(refusal)
-    return ""
+    return refusal_of(capture_model, Bags(), batch, loss=functional.cross_entropy)
 
 
 def mixed() -> list[float] | str:
@@ -98,11 +96,8 @@ def mixed() -> list[float] | str:
             return super().forward(x + x[order])
 
     x, y = batches()[0]
-    try:
-        capture_model(Mixing().double(), (x, torch.arange(8), y), loss=functional.cross_entropy)
-    except PenstockError as refusal:
-        return str(refusal)
-    return ""
+    batch = x, torch.arange(8), y
+    return refusal_of(capture_model, Mixing().double(), batch, loss=functional.cross_entropy)
 
 
 class Squeezed(Net):
@@ -173,11 +168,8 @@ def trained(
     try:
         data = batches(sizes)
         graph = capture_model(model.double(), data[0], loss=loss)
-        count = len(graph.layer_names)
-        cuts = [round(rank * count / ranks) for rank in range(ranks + 1)]
-        rows = 8 // micro_batches
-        stages = [Stage(range(cuts[r], cuts[r + 1]), (r,), (rows,)) for r in range(ranks)]
-        plan = Plan(tuple(stages), micro_batches, rows, "1f1b")
+        sizes = {"micro_batches": micro_batches, "rows": 8 // micro_batches}
+        plan = plan_of(len(graph.layer_names), (1,) * ranks, **sizes)
         with Pipeline(graph, data[0], plan=plan, optimizer=make) as pipeline:
             found: list[float] = []
             for step, batch in enumerate(data):
@@ -194,11 +186,7 @@ def alone(
     """The same in plain torch."""
     optimizer, found = sgd(model.double().parameters()), list[float]()
     for x, y in batches(sizes):
-        optimizer.zero_grad()
-        value = loss(model(x), y)
-        value.backward()
-        optimizer.step()
-        found.append(value.item())
+        found.append(plain_step(optimizer, loss(model(x), y)))
     return found
 
 

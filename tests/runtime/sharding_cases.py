@@ -16,6 +16,7 @@ import torch.distributed as dist
 from pipelines_of_any_plan import Pipeline
 from runtime.pipeline_cases import (
     SUBJECTS,
+    OneDevice,
     Subject,
     captured,
     different,
@@ -105,23 +106,6 @@ known = cache(fresh)
 """For cases that give the model back as it was."""
 
 
-class OneDevice:
-    """Training of the model left whole, with gradient clipping."""
-
-    def __init__(self, subject: Subject, make: Callable[[Any], Any]) -> None:
-        self.subject, self.model = subject, copy.deepcopy(subject.model)
-        self.optimizer = make([p for p in self.model.parameters() if p.requires_grad])
-
-    def step(self, batch: Any, clip: float = CLIP) -> tuple[float, float]:
-        """The loss and the gradient's norm."""
-        self.optimizer.zero_grad()
-        loss = self.subject.whole_loss(self.model, batch)
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), clip)
-        self.optimizer.step()
-        return float(loss.detach()), float(norm)
-
-
 def wrong_rows(pipe: Pipeline, whole: nn.Module) -> Iterator[str]:
     """This rank's weights, or rows of them, that are not those of one device."""
     theirs = dict(whole.named_parameters())
@@ -150,7 +134,8 @@ def trained(
     micro_batches = 4 if schedule in ("interleaved", "chimera") else 3
     plan = plan_of(len(graph.layer_names), replicas, schedule, micro_batches=micro_batches)
     before = {n: t.detach().clone() for n, t in subject.model.state_dict().items()}
-    one, wrong, full = OneDevice(subject, make), list[str](), plan.global_batch
+    one = OneDevice(copy.deepcopy(subject.model), subject.whole_loss, make, CLIP)
+    wrong, full = list[str](), plan.global_batch
     settings: Any = {"clip_norm": CLIP, "timeout_s": 60, "verify": "off", **options}
     with Pipeline(
         graph,

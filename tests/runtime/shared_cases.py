@@ -4,13 +4,13 @@ from typing import Any
 
 import torch
 from pipelines_of_any_plan import Pipeline
+from refused import refusal_of
 from runtime.part_cases import adam, cut, join, seeded
 from torch import nn
 from torch.nn import functional
 
 from penstock.capture.batch.part import BatchPart
 from penstock.capture.capture import capture_model
-from penstock.errors import BadInput
 from penstock.plan.plan import Plan
 
 WIDTH, WORDS, LENGTH = 8, 11, 6
@@ -102,11 +102,8 @@ def trained(name: str, *, parts: bool) -> dict[str, Any]:
     with Pipeline(graph, example, plan=Plan(stages, 2, 3, "1f1b"), optimizer=adam) as pipe:
         take = (lambda *own: part_of(pipe, *own)) if parts else batch_of
         losses = [pipe.step(*(take(*own) for own in step)).loss for step in STEPS]
-        refused = ""
-        try:
-            pipe.step({**batch_of(9, 6), "places": torch.zeros(7, 2, dtype=torch.float64)})
-        except BadInput as problem:
-            refused = str(problem)
+        wrong = {**batch_of(9, 6), "places": torch.zeros(7, 2, dtype=torch.float64)}
+        refused = refusal_of(pipe.step, wrong)
         return {
             "losses": losses,
             "weights": {name: p.detach().clone() for name, p in pipe.named_parameters()},

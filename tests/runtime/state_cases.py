@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from pipelines_of_any_plan import Pipeline
+from runtime.pipeline_cases import plan_of
 from torch import nn
 from torch.nn import functional
 
 from penstock.capture.capture import capture_model
-from penstock.plan.plan import Plan, Stage
 from penstock.runtime.options import Safety
 
 ROWS, CLASSES, STEPS = 8, 5, 4
@@ -265,10 +265,8 @@ def piped(
             break
         model, loss = program_of(name)
         graph = capture_model(model, data[0], loss=loss)
-        layers, rows = len(graph.layer_names), ROWS // micro_batches
-        cut = (range(layers // 2), range(layers // 2, layers))
-        stages = tuple(Stage(own, (rank,), (rows,)) for rank, own in enumerate(cut))
-        plan = Plan(stages, micro_batches, rows, "1f1b")
+        sizes = {"micro_batches": micro_batches, "rows": ROWS // micro_batches}
+        plan = plan_of(len(graph.layer_names), (1, 1), **sizes)
         with Pipeline(graph, data[0], plan=plan, optimizer=sgd, safety=safety) as pipe:
             if losses:
                 pipe.load(folder)

@@ -15,7 +15,8 @@ import models
 import torch
 import torch.distributed as dist
 from pipelines_of_any_plan import Pipeline
-from runtime.pipeline_cases import SINGLE_PRECISION, different, join, tokens
+from refused import named_refusal_of
+from runtime.pipeline_cases import SINGLE_PRECISION, OneDevice, different, join, tokens
 from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -181,22 +182,12 @@ def adam(parameters: Any) -> AdamW:
     return AdamW(parameters, lr=0.05)
 
 
-class OneDevice:
-    """Training of the user's own module, with gradient clipping."""
+def one_device() -> OneDevice:
+    return OneDevice(small_gpt(), own_loss, adam, CLIP)
 
-    def __init__(self) -> None:
-        self.model = small_gpt()
-        self.optimizer = adam(self.model.parameters())
 
-    def step(self, number: int, rows: int = 12) -> tuple[float, float]:
-        """The loss and the gradient's norm."""
-        tokens, targets = batch_of(number, rows)
-        self.optimizer.zero_grad()
-        loss = loss_of(self.model(tokens), targets)
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
-        self.optimizer.step()
-        return float(loss.detach()), float(norm)
+def own_loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return loss_of(model(batch[0]), batch[1])
 
 
 def differences(plan: Plan, transport: Any = "auto", **options: Any) -> list[str]:
@@ -204,7 +195,7 @@ def differences(plan: Plan, transport: Any = "auto", **options: Any) -> list[str
     # Training starts with the weights that the first rank of each stage has.
     firsts = {plan.ranks_of(stage.devices[0])[0] for stage in plan.stages}
     ours = small_gpt(seed=0 if dist.get_rank() in firsts else 7)
-    one = OneDevice()
+    one = one_device()
     safety = Safety(compare_replicas_every=1, transport=transport)
     wrong: list[str] = []
     with Pipeline(
@@ -217,7 +208,7 @@ def differences(plan: Plan, transport: Any = "auto", **options: Any) -> list[str
     ) as pipe:
         for number in range(3):
             rows = 7 if number == 1 else 12
-            loss, norm = one.step(number, rows)
+            loss, norm = one.step(batch_of(number, rows))
             found = pipe.step(batch_of(number, rows))
             figures = {"loss": (found.loss, loss), "norm": (found.gradient_norm, norm)}
             here = [
@@ -354,10 +345,10 @@ def unusual_refusal() -> str:
 def continued(directory: str, before: Plan, after: Plan) -> list[str]:
     """What differs when training goes on under another plan; and in all that reads weights."""
     join()
-    one, wrong = OneDevice(), list[str]()
+    one, wrong = one_device(), list[str]()
     with Pipeline(captured_gpt(small_gpt()), batch_of(0), plan=before, **SETTINGS) as pipe:
         for number in range(2):
-            one.step(number)
+            one.step(batch_of(number))
             pipe.step(batch_of(number))
         pipe.save(directory)
     with Pipeline(captured_gpt(small_gpt(5)), batch_of(0), plan=after, **SETTINGS) as pipe:
@@ -367,7 +358,7 @@ def continued(directory: str, before: Plan, after: Plan) -> list[str]:
             pipe.step(batch_of(number))
         pipe.load_state_dict(kept)
         for number in (2, 3):
-            one.step(number)
+            one.step(batch_of(number))
             pipe.step(batch_of(number))
             wrong += wrong_tensors(pipe, one.model, "weight")
         if pipe.steps != 4:
@@ -460,11 +451,7 @@ def with_shards_left_out(plan: Plan) -> str:
     with Pipeline(captured_gpt(small_gpt()), batch_of(0), plan=plan, **SETTINGS) as pipe:
         if dist.get_rank() == 1:
             pipe._engine.buckets.not_counted = frozenset(pipe.parameters())
-        try:
-            pipe.step(batch_of(0))
-        except PenstockError as failure:
-            return f"{type(failure).__name__}: {failure}"
-    return "nothing"
+        return named_refusal_of(pipe.step, batch_of(0))
 
 
 def fail(_: torch.Tensor) -> None:

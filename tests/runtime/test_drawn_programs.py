@@ -14,12 +14,13 @@ import pytest
 import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from plain_training import plain_step
+from runtime.pipeline_cases import plan_of
 from torch import nn
 from torch.nn import functional
 
 from penstock.capture.capture import capture_model
 from penstock.errors import PenstockError
-from penstock.plan.plan import Plan, Stage
 from penstock.runtime.options import Safety
 from penstock.runtime.pipeline import Pipeline
 
@@ -144,20 +145,15 @@ def outcome(program: Program) -> str:
     try:
         example = x[0], y[0]
         graph = capture_model(model, example, loss=program.loss)
-        layers, rows = len(graph.layer_names), ROWS // program.micro_batches
-        cuts = range(layers // 2), range(layers // 2, layers)
-        stages = tuple(Stage(own, (device,), (rows,)) for device, own in enumerate(cuts))
-        plan = Plan(stages, program.micro_batches, rows, program.schedule)
+        sizes = {"micro_batches": program.micro_batches, "rows": ROWS // program.micro_batches}
+        plan = plan_of(len(graph.layer_names), (1, 1), program.schedule, **sizes)
         safety = Safety(transport="in-process")
         with Pipeline(graph, example, plan=plan, optimizer=sgd, safety=safety) as pipe:
             pipe.print_with(lambda line: None)
             for NOW.step in range(STEPS):
                 found = pipe.step((x[NOW.step], y[NOW.step])).loss
-                optimizer.zero_grad()
-                loss = program.loss(plain(x[NOW.step]), y[NOW.step])
-                loss.backward()
-                optimizer.step()
-                assert found == pytest.approx(float(loss.detach()), rel=NEAR), f"step {NOW.step}"
+                loss = plain_step(optimizer, program.loss(plain(x[NOW.step]), y[NOW.step]))
+                assert found == pytest.approx(loss, rel=NEAR), f"step {NOW.step}"
             ours = pipe.model_state_dict()
     except PenstockError as refusal:
         assert "\n" not in str(refusal)

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 from runtime.matrix_cases import captured, play
 from runtime.matrix_plans import (
+    MIRRORED,
+    SYNCHRONOUS,
     Case,
     drawn,
     every_case,
@@ -15,10 +17,6 @@ from runtime.matrix_plans import (
 )
 
 from penstock.runtime.processes.launch import launch_workers
-from penstock.schedule.registry import FAMILIES
-
-SYNCHRONOUS = [name for name in FAMILIES if FAMILIES[name].flushes]
-MIRRORED = [name for name in SYNCHRONOUS if FAMILIES[name].placement == "mirrored"]
 
 # All cases of a launch are played in the first test that asks for them.
 pytestmark = pytest.mark.timeout(1800)

@@ -1,10 +1,11 @@
 """Losses of several terms: the loss and every gradient are those of the user's own module."""
 
-from itertools import pairwise
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from plain_training import plain_step
 from runtime.loss_cases import (
     ROWS,
     SUMS,
@@ -15,6 +16,7 @@ from runtime.loss_cases import (
     heads_batch,
     trained_by_ranks,
 )
+from runtime.pipeline_cases import plan_of
 from torch import nn
 from torch.nn import functional
 from torch.optim import SGD
@@ -23,7 +25,7 @@ from penstock.capture.batch.lengths import Length
 from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
-from penstock.plan.plan import Plan, Stage
+from penstock.plan.plan import Plan
 from penstock.runtime.micro_batches import cut_batch
 from penstock.runtime.options import Safety
 from penstock.runtime.pipeline import Pipeline
@@ -38,11 +40,7 @@ NAMES = [
 ]
 
 
-def plan_for(layers: int, stages: int = 3, schedule: str = "1f1b", micro_batches: int = 3) -> Plan:
-    bounds = [round(layers * i / stages) for i in range(stages + 1)]
-    rows = ROWS // micro_batches
-    parts = [Stage(range(lo, hi), (n,), (rows,)) for n, (lo, hi) in enumerate(pairwise(bounds))]
-    return Plan(tuple(parts), micro_batches, rows, schedule)
+plan_for = partial(plan_of, micro_batches=3, rows=ROWS // 3)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -51,7 +49,7 @@ def test_loss_and_gradients_of_slices_are_those_of_the_users_own_module(name: st
     case = case_of(name)
     plain = Plain(case)
     graph = capture_model(case.model, case.batch, loss=case.loss)
-    plan = plan_for(len(graph.layer_names))
+    plan = plan_for(len(graph.layer_names), (1, 1, 1))
     expected = plain.run(case.batch, cut_batch(plan, ROWS).micro_batches)
     before = {use.name: held(graph, use.name) for use in graph.parameter_uses if use.requires_grad}
     before = {name: value.detach().clone() for name, value in before.items()}
@@ -90,14 +88,12 @@ def test_without_a_flush_each_micro_batch_counts_by_its_own_targets() -> None:
     batch = (x, words, order, mask)
     graph = capture_model(model, batch)
     plain = Plain(case_of("average of two")).model
-    plan = plan_for(len(graph.layer_names), stages=1, schedule="pipedream")
+    plan = plan_for(len(graph.layer_names), (1,), "pipedream")
     player = in_process(graph, plan, batch, optimizer=lambda p: SGD(p, lr=0.1))
     player.step(batch)
     optimizer = SGD(plain.parameters(), lr=0.1)
     for lo in range(0, ROWS, 2):
-        optimizer.zero_grad()
-        plain(*(leaf[lo : lo + 2] for leaf in batch)).backward()
-        optimizer.step()
+        plain_step(optimizer, plain(*(leaf[lo : lo + 2] for leaf in batch)))
     trained = dict(model.named_parameters())
     for name, expected in plain.named_parameters():
         torch.testing.assert_close(trained[name], expected, rtol=1e-10, atol=1e-12)
@@ -106,7 +102,7 @@ def test_without_a_flush_each_micro_batch_counts_by_its_own_targets() -> None:
 def test_without_a_flush_a_micro_batch_without_targets_changes_nothing_by_them() -> None:
     case = case_of("sum of two")
     graph = capture_model(case.model, case.batch)
-    plan = plan_for(len(graph.layer_names), stages=1, schedule="pipedream")
+    plan = plan_for(len(graph.layer_names), (1,), "pipedream")
     player = in_process(graph, plan, case.batch, optimizer=lambda p: SGD(p, lr=0.1))
     player.step(case.batch)
     assert all(p.isfinite().all() for p in case.model.parameters())
@@ -142,7 +138,7 @@ def test_a_term_of_a_list_that_cannot_be_told_apart_counts_by_rows() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).double()
     x, y = torch.randn(6, 3, dtype=torch.float64), torch.randn(6, 2, dtype=torch.float64)
     graph = capture_model(model, (x, y), loss=[(2.0, root), (0.5, functional.l1_loss)])
-    plan = plan_for(3, stages=2)
+    plan = plan_for(3, (1, 1))
     player = in_process(graph, plan, (x, y), optimizer=lambda p: SGD(p, lr=1.0))
     output = model(x).detach()
     parts = [root(output[lo : lo + 2], y[lo : lo + 2]) for lo in (0, 2, 4)]

@@ -30,7 +30,7 @@ HERE = Safety(transport="in-process")
 
 @pytest.mark.parametrize("name", cases())
 def test_every_step_is_that_of_one_process(name: str) -> None:
-    assert [*differences(name, plan_of([[0], [1]]), safety=HERE)] == []
+    assert [*differences(name, plan_of((1, 1)), safety=HERE)] == []
 
 
 IN_PROCESSES = [
@@ -42,14 +42,10 @@ IN_PROCESSES = [
 ]
 
 
-@pytest.mark.parametrize(
-    "devices", [pytest.param([[0], [1]], marks=pytest.mark.slow), [[0], [1, 2]]]
-)
-def test_ranks_agree_on_the_path(devices: list[list[int]]) -> None:
-    ranks = sum(map(len, devices))
-    for wrong in launch_workers(
-        run_cases, (IN_PROCESSES, plan_of(devices)), workers=ranks, threads=1
-    ):
+@pytest.mark.parametrize("replicas", [pytest.param((1, 1), marks=pytest.mark.slow), (1, 2)])
+def test_ranks_agree_on_the_path(replicas: tuple[int, ...]) -> None:
+    given = IN_PROCESSES, plan_of(replicas)
+    for wrong in launch_workers(run_cases, given, workers=sum(replicas), threads=1):
         assert wrong == []
 
 
@@ -91,7 +87,7 @@ def test_what_cannot_be_recorded_is_refused_and_not_trained(name: str) -> None:
     loss, schedule, options, words = REFUSED[name]
     case = Case(loss, now=NOW)
     model = net(case)
-    plan = plan_of([[0], [1]], schedule)
+    plan = plan_of((1, 1), schedule)
     with (
         pipeline(case, model, plan, verify="off", safety=HERE, **options) as pipe,
         pytest.raises(PenstockError, match=f"{words}.*"),
@@ -104,7 +100,7 @@ def test_what_cannot_be_recorded_is_refused_and_not_trained(name: str) -> None:
 
 
 def test_activations_of_one_rank_decide_nothing() -> None:
-    for found in launch_workers(run_refused, (plan_of([[0], [1]]),), workers=2, threads=1):
+    for found in launch_workers(run_refused, (plan_of((1, 1)),), workers=2, threads=1):
         assert "needs bool() of a tensor of another stage, which only one rank has" in found
         assert "`if now.step and (o[0] > -100).all():`" in found
 
@@ -113,7 +109,7 @@ def test_a_batch_in_one_piece_may_take_any_path() -> None:
     """Activations decide about it, and they have them all."""
     case = Case(by_activations, now=NOW)
     model = net(case)
-    stages = tuple(replace(stage, slices=(8,)) for stage in plan_of([[0], [1]]).stages)
+    stages = tuple(replace(stage, slices=(8,)) for stage in plan_of((1, 1)).stages)
     plan = Plan(stages, 1, 8, "1f1b")
     with pipeline(case, model, plan, safety=HERE) as pipe:
         for NOW.step, (x, y) in enumerate(batches(3)):
@@ -138,7 +134,7 @@ def test_a_step_that_is_taken_again_counts_its_state_once() -> None:
         torch.manual_seed(0)
         model = Normed().double()
         case = Case(later, now=NOW)
-        with pipeline(case, model, plan_of([[0], [1]]), verify="off", safety=HERE) as pipe:
+        with pipeline(case, model, plan_of((1, 1)), verify="off", safety=HERE) as pipe:
             for batch in batches(3):
                 NOW.step = 0 if alike else 1
                 pipe.step(batch)

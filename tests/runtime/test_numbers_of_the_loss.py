@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from plain_training import plain_step
 from runtime.loss_check_cases import ROWS, batches, net
 from torch import nn
 from torch.nn import functional
@@ -111,11 +112,9 @@ def trained(loss: Loss, inside: bool, micro_batches: int, schedule: str) -> str:
     ) as pipe:
         found = [pipe.step(batch).loss for batch in batches()[:6]]
     for x, y in batches()[:6]:
-        optimizer.zero_grad()
-        value = truth[1](x, y) if inside else truth[0](truth[1](x), y)
-        value.backward()
-        optimizer.step()
-        expected.append(float(value.detach()))
+        expected.append(
+            plain_step(optimizer, truth[1](x, y) if inside else truth[0](truth[1](x), y))
+        )
     return "" if found == pytest.approx(expected, rel=1e-9) else f"{found} for {expected}"
 
 

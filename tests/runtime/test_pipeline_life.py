@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from runtime.pipeline_life_cases import BATCH, SGD, failed, lives
+from plain_training import plain_step
+from runtime.pipeline_life_cases import BATCH, COUNTED, SGD, failed, lives
 from torch import nn
 from torch.nn import functional
 
@@ -34,7 +35,7 @@ def found() -> tuple[dict[str, Any], ...]:
 def assert_flat(by_case: dict[str, Any], what: str) -> None:
     for case, (texts, (early, late)) in by_case.items():
         assert all(CAUSES[case] in text for text in texts), f"{what}, {case}: {texts}"
-        for thing in ("files", "threads", "shared"):
+        for thing in COUNTED:
             assert late[thing] <= early[thing], f"{what}, {case}: {thing} {early} -> {late}"
         grown = late["resident"] - early["resident"]
         assert grown <= RESIDENT_BYTES, f"{what}, {case}: {grown} bytes more"
@@ -128,11 +129,7 @@ def test_a_model_that_is_given_back_can_be_trained_again(found: tuple[dict[str, 
     own = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
     optimizer, expected = SGD(own.parameters()), list[float]()
     for _ in range(4):
-        optimizer.zero_grad()
-        loss = functional.mse_loss(own(BATCH[0]), BATCH[1])
-        loss.backward()
-        optimizer.step()
-        expected.append(loss.item())
+        expected.append(plain_step(optimizer, functional.mse_loss(own(BATCH[0]), BATCH[1])))
     for seen in found:
         _, same, losses = seen["again"]
         assert same

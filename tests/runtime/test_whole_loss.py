@@ -22,6 +22,7 @@ from torch.nn import functional
 from penstock.capture.capture import capture_model
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
+from penstock.plan.plan import Plan, Stage
 from penstock.runtime.options import Safety
 from penstock.runtime.pipeline import Pipeline
 from penstock.runtime.processes.launch import launch_workers
@@ -95,6 +96,36 @@ def test_as_a_list_it_is_averaged_over_micro_batches_and_told() -> None:
         for p, t in zip(*parts, strict=True)
     ]
     assert found == pytest.approx(float(torch.stack(each).mean().detach()), rel=1e-9)
+
+
+class Aside(nn.Module):
+    """A second layer reads the first one's result without its gradient; the loss reads it with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 5)
+        self.aside = nn.Linear(5, 5)
+
+    def forward(self, picture: torch.Tensor, text: torch.Tensor) -> dict[str, torch.Tensor]:
+        early = self.first(picture)
+        return {"picture": early, "text": self.aside(early.detach()), "factor": text.sum()}
+
+
+def test_a_gradient_that_comes_from_the_loss_alone_reaches_the_stage_before() -> None:
+    def spread(output: dict[str, torch.Tensor], batch: Any) -> torch.Tensor:
+        return LOSSES["spread"]({**output, "factor": torch.ones(())}, batch)
+
+    graph = captured(Aside().double(), spread)
+    plain, batch = copy.deepcopy(graph.model), batch_of()
+    spread(plain(batch["picture"], batch["text"]), batch).backward()
+    layers = len(graph.layer_names)
+    plan = Plan((Stage(range(1), (0,), (4,)), Stage(range(1, layers), (1,), (4,))), 3, 4, "gpipe")
+    safety = Safety(transport="in-process")
+    with Pipeline(graph, batch, plan=plan, safety=safety, verify="off") as pipe:
+        pipe.step(batch)
+        for name, parameter in pipe.named_parameters():
+            expected = plain.get_parameter(name).grad
+            torch.testing.assert_close(parameter.grad, expected, rtol=1e-9, atol=1e-12, msg=name)
 
 
 class Learned(nn.Module):

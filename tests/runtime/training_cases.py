@@ -1,6 +1,5 @@
 """What the worker processes of the training and failure tests run."""
 
-import copy
 import os
 import signal
 import time
@@ -10,6 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from pipelines_of_any_plan import Pipeline
+from refused import named_refusal_of
 from runtime.pipeline_cases import (
     MICRO_BATCHES,
     ROWS,
@@ -19,76 +19,15 @@ from runtime.pipeline_cases import (
 )
 from torch import nn
 from torch.optim import AdamW, Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from penstock.capture.chain import Chain
-from penstock.errors import PenstockError
 from penstock.runtime.options import Safety
 
 BATCH = MICRO_BATCHES * ROWS
-CLIP_NORM = 0.05
 
 
 def adam(parameters: list[nn.Parameter]) -> Optimizer:
     return AdamW(parameters, lr=0.02, weight_decay=0.1)
-
-
-def warm_up(optimizer: Optimizer) -> LRScheduler:
-    return LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 3))
-
-
-def one_after_another(count: int) -> list[float]:
-    """The losses of several pipelines, each of which makes torch's default group and leaves it."""
-    x, target = torch.randn(2, BATCH, 3, generator=torch.Generator().manual_seed(0))
-    found: list[float] = []
-    for _ in range(count):
-        torch.manual_seed(0)
-        model = Chain([nn.Linear(3, 3), nn.Linear(3, 3)], nn.functional.mse_loss)
-        with Pipeline(model, (x, target), plan=plan_of(3, (1, 1)), optimizer=adam) as pipe:
-            found.append(pipe.step((x, target)).loss)
-        assert not dist.is_initialized()
-    return found
-
-
-def train_tied(steps: int) -> list[str]:
-    """A tied model trained on four ranks, clipped and scheduled, against one device."""
-    join()
-    subject, graph = captured("gpt2")
-    whole = copy.deepcopy(subject.model)
-    optimizer = adam(list(whole.parameters()))
-    schedule = warm_up(optimizer)
-    batch = subject.batch(BATCH)
-    wrong: list[str] = []
-    with Pipeline(
-        graph,
-        batch,
-        plan=plan_of(len(graph.layer_names), (1, 2, 1)),
-        optimizer=adam,
-        learning_rate_schedule=warm_up,
-        clip_norm=CLIP_NORM,
-    ) as pipe:
-        for step in range(steps):
-            optimizer.zero_grad()
-            loss = subject.whole_loss(whole, batch)
-            loss.backward()
-            norm = nn.utils.clip_grad_norm_(whole.parameters(), CLIP_NORM)
-            rate = optimizer.param_groups[0]["lr"]
-            optimizer.step()
-            schedule.step()
-            metrics = pipe.step(batch)
-            expected = (float(loss.detach()), float(norm), rate)
-            found = (metrics.loss, metrics.gradient_norm, metrics.learning_rate)
-            wrong += [
-                f"step {step}: {a} instead of {b}"
-                for a, b in zip(found, expected, strict=True)
-                if abs(a - b) > 1e-7 * abs(b)
-            ]
-        theirs = dict(whole.named_parameters(remove_duplicate=False))
-        for name, parameter in pipe.named_parameters():
-            # Adam divides by the root of tiny gradients, which magnifies rounding.
-            if not torch.allclose(parameter, theirs[name], rtol=1e-6, atol=1e-8):
-                wrong.append(f"{name} after {steps} steps")
-    return wrong
 
 
 def bad_batches() -> list[str]:
@@ -96,20 +35,12 @@ def bad_batches() -> list[str]:
     join()
     subject, graph = captured("mlp")
     batch = subject.batch(BATCH)
-    messages: list[str] = []
     with Pipeline(
         graph, batch, plan=plan_of(len(graph.layer_names), (1, 1)), optimizer=adam
     ) as pipe:
         weights = [p.detach().clone() for p in pipe.parameters()]
-        for wrong in (
-            (batch[0] * float("nan"), batch[1]),
-            (batch[0][:, :5], batch[1]),
-            (batch[0] + dist.get_rank(), batch[1]),
-        ):
-            try:
-                pipe.step(wrong)
-            except PenstockError as refusal:
-                messages.append(f"{type(refusal).__name__}: {refusal}")
+        wrong = batch[0] * float("nan"), batch[0][:, :5], batch[0] + dist.get_rank()
+        messages = [named_refusal_of(pipe.step, (x, batch[1])) for x in wrong]
         kept = all(torch.equal(p, w) for p, w in zip(pipe.parameters(), weights, strict=True))
         messages.append(f"weights kept: {kept}, then step {pipe.step(batch).step}")
     return messages
@@ -150,11 +81,7 @@ def fail_at_rank_one(deed: str, transport: str, replicas: Sequence[int]) -> tupl
             "stall": lambda: time.sleep(3600),
         }[deed]
     start = time.monotonic()
-    try:
-        pipe.step(batch)
-    except PenstockError as failure:
-        return f"{type(failure).__name__}: {failure}", time.monotonic() - start
-    return "nothing", time.monotonic() - start
+    return named_refusal_of(pipe.step, batch), time.monotonic() - start
 
 
 def has_ended(process: int) -> bool:

@@ -145,30 +145,25 @@ def save_at_sigterm(directory: Path | str, *, loader: StatefulLoader | None = No
     further SIGTERM is ignored, because schedulers may send one to each process beside the agent's.
     The main thread must take the steps.
     """
-    return SigtermCallback(Path(directory), loader)
+    requested: bool | None = None  # None: this rank does not listen yet
 
+    def follow(pipe: Any, event: Event) -> None:
+        nonlocal requested
 
-class SigtermCallback:
-    """See `save_at_sigterm`. Its flag is true once this rank has received SIGTERM."""
+        def request(number: int, frame: FrameType | None) -> None:
+            nonlocal requested
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            requested = True
+            pipe.stop()
 
-    def __init__(self, directory: Path, loader: StatefulLoader | None) -> None:
-        self.requested = False
-        self._directory, self._loader = directory, loader
-        self._pipe: Any = None
-
-    def __call__(self, pipe: Any, event: Event) -> None:
-        """Save and exit after a step if any rank has received SIGTERM."""
         if not isinstance(event, StepMetrics):
             return
-        if self._pipe is None:
-            self._pipe = pipe
-            signal.signal(signal.SIGTERM, self._ask)
+        if requested is None:
+            requested = False
+            signal.signal(signal.SIGTERM, request)
         # A callback may have stopped the training for another reason, without a signal.
-        if pipe.stopping and any(pipe._engine.world.all_gather(self.requested)):
-            pipe.save(self._directory, loader=self._loader)
+        if pipe.stopping and any(pipe._engine.world.all_gather(requested)):
+            pipe.save(directory, loader=loader)
             raise SystemExit(128 + signal.SIGTERM)
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        self.requested = True
-        self._pipe.stop()
+    return follow

@@ -268,13 +268,11 @@ def clock_offsets(world: World, now: Callable[[], float]) -> list[float]:
     """The seconds to add to each rank's clock to get rank 0's."""
     if world.one_host:
         return [0.0] * world.size
-    best: tuple[float, list[float]] | None = None
+    rounds: list[tuple[float, list[float]]] = []
     for _ in range(ALIGNMENT_ROUNDS):
         world.barrier()
         before = now()
         moments = world.all_gather(now())
-        duration = now() - before
-        if best is None or duration < best[0]:
-            best = (duration, [moments[0] - moment for moment in moments])
-    assert best is not None
-    return world.broadcast(best[1])
+        rounds.append((now() - before, [moments[0] - moment for moment in moments]))
+    _, offsets = min(rounds)
+    return world.broadcast(offsets)

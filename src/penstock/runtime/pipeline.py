@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -56,7 +56,6 @@ from penstock.runtime.processes.refusals import print_refusals_once
 from penstock.runtime.stage.building import graph_of, module_for
 from penstock.runtime.tables import Constraints
 from penstock.runtime.update.average import ExponentialAverage
-from penstock.runtime.update.steps import StreamedSteps
 from penstock.runtime.update.training import Training
 from penstock.runtime.user_metrics import Evaluation, Metric
 from penstock.runtime.verify.verify import VerifyResult, verify
@@ -308,14 +307,12 @@ class Pipeline:
         self._drain()
         self._follow_flags()
         steps, verified = self._connection.steps, self._connection.verified
-        if not isinstance(steps, StreamedSteps):
+        if steps.flushes:
             yield from map(self.step, batches)
             return
         for due, some in verified.stretches(batches):
-            if due and steps.flushes:
-                yield from map(self.step, islice(some, 1))
             every = map(self._of_stream, some)
-            if due and not steps.flushes:
+            if due:
                 first = next(every)
                 verified.beforehand([first])
                 every = chain([first], every)

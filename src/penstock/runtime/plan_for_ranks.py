@@ -35,7 +35,15 @@ def plan_for_ranks(make: MakePlan, directory: Path | str) -> Plan:
     folder, world = Path(directory), join_world("cpu", LIMIT_S)
 
     def planned() -> Plan | None:
-        return None if world.rank else kept_plan(make, folder, world.size)
+        if world.rank:
+            return None
+        place = folder / f"plan-{world.size}.json"
+        if place.exists():
+            return read_plan(place)
+        plan = make(world.size)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_plan(plan, place)
+        return plan
 
     plan = shared_plan(world, world.all_succeed(planned, BadInput, Infeasible))
     world.leave()
@@ -47,14 +55,3 @@ def shared_plan(world: World, plan: Plan | None) -> Plan | None:
     """Return rank 0's plan, if it has one, on every rank; all must call this."""
     text = world.broadcast(json_text(plan_to_json(plan)) if plan else "")
     return plan or (plan_from_json(parse_json(text, NAME, "plan"), NAME) if text else None)
-
-
-def kept_plan(make: MakePlan, folder: Path, ranks: int) -> Plan:
-    """Read the plan for ``ranks`` ranks from its file; if there is none, make and write it."""
-    place = folder / f"plan-{ranks}.json"
-    if place.exists():
-        return read_plan(place)
-    plan = make(ranks)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_plan(plan, place)
-    return plan

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from pipelines_of_any_plan import Pipeline
+from plain_training import plain_step
+from refused import refusal_of
 from runtime.pipeline_cases import join, plan_of
 from torch import nn
 from torch.nn import functional
 
 from penstock.capture.capture import capture_model
-from penstock.errors import PenstockError
 
 STEPS = 3
 
@@ -156,12 +157,12 @@ def of_case(case: Case) -> list[str]:
         for batch in (None, *data):
             if batch is not None:
                 found = pipe.step(batch).loss
-                optimizer.zero_grad()
-                loss = case.loss(whole(batch[0]), batch[1]) if case.loss else whole(*batch)["loss"]
-                loss.backward()
-                optimizer.step()
-                if abs(found - float(loss.detach())) > 1e-9:
-                    wrong.append(f"a loss of {found}, not {float(loss)}")
+                loss = plain_step(
+                    optimizer,
+                    case.loss(whole(batch[0]), batch[1]) if case.loss else whole(*batch)["loss"],
+                )
+                if abs(found - loss) > 1e-9:
+                    wrong.append(f"a loss of {found}, not {loss}")
             before = state_of(model)
             with torch.no_grad():
                 output = copy.deepcopy(whole).eval()(held[0])
@@ -184,10 +185,8 @@ def of_case(case: Case) -> list[str]:
             if name in names and not torch.allclose(tensor, names[name].detach()):
                 wrong.append(name)
         if not case.loss:
-            try:
-                pipe.evaluate(held)
-            except PenstockError as problem:
-                wrong += [] if "has no loss in evaluation mode" in str(problem) else [str(problem)]
+            refused = refusal_of(pipe.evaluate, held)
+            wrong += [] if "has no loss in evaluation mode" in refused else [f"said '{refused}'"]
     return wrong
 
 
@@ -227,10 +226,7 @@ def failures_in_turn() -> list[str]:
         first = pipe.step(data[0]).loss
         for place in ("forward", "loss", "metric"):
             failing = place
-            try:
-                pipe.evaluate(data[1])
-            except PenstockError as problem:
-                found.append(str(problem))
+            found.append(refusal_of(pipe.evaluate, data[1]))
             failing = ""
             pipe.evaluate(data[1])
             if pipe.step(data[0]).loss != first or not model.training:

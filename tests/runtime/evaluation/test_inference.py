@@ -57,8 +57,9 @@ def test_callbacks_follow_the_training_and_one_rank_can_end_it(tmp_path: Path) -
     assert "wte.weight" in first["transformer"] and "ln_f.weight" not in first["transformer"]
 
 
-def pipeline_alone(**options: object) -> Pipeline:
-    model = torch.nn.Sequential(torch.nn.Linear(4, 3))
+def pipeline_alone(*more: nn.Module, **options: object) -> Pipeline:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), *more)
     batch = (torch.randn(4, 4), torch.randint(3, (4,)))
     plan = Plan((Stage(range(2), (0,), (2,)),), 2, 2, "gpipe")
     return Pipeline(model, batch, plan=plan, loss=torch.nn.functional.cross_entropy, **options)  # type: ignore[arg-type]
@@ -83,18 +84,10 @@ def test_what_cannot_be_called_is_refused() -> None:
 
 
 def test_stages_leave_the_scripts_random_numbers_alone() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Dropout(0.5))
     batch = (torch.randn(4, 4), torch.randint(3, (4,)))
-    plan = Plan((Stage(range(2), (0,), (2,)),), 2, 2, "gpipe")
     losses: list[list[float]] = []
     for seed in (0, 0, 1):
-        with Pipeline(
-            model,
-            batch,
-            plan=plan,
-            loss=torch.nn.functional.cross_entropy,
-            update=Update(seed=seed),
-        ) as pipe:
+        with pipeline_alone(nn.Dropout(0.5), update=Update(seed=seed)) as pipe:
             torch.manual_seed(5)
             expected = torch.rand(3)
             torch.manual_seed(5)

@@ -35,16 +35,15 @@ def model_and_batch(size: float = 1.0) -> tuple[Chain, tuple[torch.Tensor, torch
 
 
 def pipeline(
-    model: Chain, batch: Any, scaling: LossScaling | None = None, **options: Any
+    model: Chain, batch: Any, scaling: LossScaling | None = None, rate: float = 0.1
 ) -> Pipeline:
     return Pipeline(
         model,
         batch,
         plan=PLAN,
-        optimizer=lambda parameters: SGD(parameters, lr=0.1),
+        optimizer=lambda parameters: SGD(parameters, lr=rate),
         autocast=torch.float16,
         update=Update(loss_scaling=scaling),
-        **options,
     )
 
 
@@ -56,14 +55,7 @@ def test_scale_skipped_steps_and_weights_are_those_of_torchs_scaler() -> None:
     theirs = torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=3)
     expected: list[tuple[float, bool]] = []
     scaling = LossScaling(initial=2.0**20, growth_interval=3)
-    with Pipeline(
-        model,
-        batch,
-        plan=PLAN,
-        optimizer=lambda parameters: SGD(parameters, lr=1e-3),
-        autocast=torch.float16,
-        update=Update(loss_scaling=scaling),
-    ) as pipe:
+    with pipeline(model, batch, scaling, rate=1e-3) as pipe:
         found: list[tuple[float, bool]] = []
         for _ in range(16):
             optimizer.zero_grad()

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from plain_training import plain_step
 from torch import nn
 
 from penstock.capture.capture import capture_model
@@ -56,9 +57,7 @@ def test_turned_before_it_trains_as_one_process_does() -> None:
     optimizer, x = sgd(plain.parameters()), torch.ones(4, 4, dtype=torch.float64)
     expected: list[float] = []
     for _ in range(2):
-        optimizer.zero_grad()
-        loss = nn.functional.mse_loss(plain(x), torch.zeros_like(x))
-        loss.backward()
-        optimizer.step()
-        expected.append(float(loss.detach()))
+        expected.append(
+            plain_step(optimizer, nn.functional.mse_loss(plain(x), torch.zeros_like(x)))
+        )
     assert losses(ours) == pytest.approx(expected, rel=1e-6)

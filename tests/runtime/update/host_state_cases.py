@@ -9,13 +9,13 @@ from typing import Any
 import stand_in_gpu
 import torch
 import torch.distributed as dist
+from refused import refusal_of
 from torch import nn
 from torch.nn import functional
 from torch.optim import Adagrad, AdamW, Optimizer, RMSprop
 
 from penstock.capture.capture import capture_model
 from penstock.device import allocated_bytes
-from penstock.errors import BadInput
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.options import Safety, StateOn, Update
 from penstock.runtime.pipeline import Pipeline
@@ -125,8 +125,4 @@ def without_room() -> str:
     device = on_gpus()
     free = host_state.free_host_memory()
     host_state.free_host_memory = lambda: type(free)(10_000.0, "free memory of the host")
-    try:
-        pipeline("stages", "AdamW", "host", device)
-    except BadInput as refusal:
-        return str(refusal)
-    return "it ran"
+    return refusal_of(pipeline, "stages", "AdamW", "host", device)

@@ -4,17 +4,16 @@ import copy
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from pipelines_of_any_plan import Pipeline
+from refused import refusal_of
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from penstock.capture.chain import Chain
-from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
 from penstock.runtime.options import Safety, Update
 
@@ -129,16 +128,16 @@ def refused_models(case: MeetingCase) -> list[str]:
     tied = copy.deepcopy(layers)
     tied[3].weight = tied[0].weight
     models = [Chain(own, loss=nn.functional.mse_loss).double() for own in (normed, tied)]
-    found = [message_of(lambda model=model: pipeline_of(case, model=model)) for model in models]
+    found = [refusal_of(pipeline_of, case, model=model) for model in models]
     with pipeline_of(case) as pipe:
         next(iter(pipe.parameters())).requires_grad_(False)
-        return [*found, message_of(lambda: pipe.step(case.batch(0)))]
+        return [*found, refusal_of(pipe.step, case.batch(0))]
 
 
 def too_few_rows(case: MeetingCase) -> str:
     """What is said of a step on one sample; a whole batch trains afterwards."""
     with pipeline_of(case) as pipe:
-        said = message_of(lambda: pipe.step(tuple(rows[:1] for rows in case.batch(0))))
+        said = refusal_of(pipe.step, tuple(rows[:1] for rows in case.batch(0)))
         pipe.step(case.batch(0))
         return said
 
@@ -271,7 +270,7 @@ def loaded_with_an_outer_step(folder: Path) -> list[str]:
     found: list[str] = []
     for steps in (2, 3):
         with pipeline_of(replace(case, momentum=0.9), verify="off") as pipe:
-            found.append(message_of(partial(pipe.load, folder / f"step-{steps:08d}")))
+            found.append(refusal_of(pipe.load, folder / f"step-{steps:08d}"))
             pipe.meet()
     return found
 
@@ -285,18 +284,10 @@ def refusals(case: MeetingCase) -> list[str]:
     with pipeline_of(case) as pipe:
         pipe.step(case.batch(0))
         found = [
-            message_of(lambda: pipe.model_state_dict()),
-            message_of(lambda: pipe.verify(case.batch(1))),
+            refusal_of(pipe.model_state_dict),
+            refusal_of(pipe.verify, case.batch(1)),
         ]
         pipe.meet()
         pipe.model_state_dict()
         assert pipe.verify(case.batch(1)).equal
         return found
-
-
-def message_of(call: Any) -> str:
-    try:
-        call()
-    except PenstockError as problem:
-        return str(problem)
-    return "nothing"

@@ -68,9 +68,7 @@ class Summed(nn.Module):
 
 @pytest.mark.parametrize("divided", [False, True])
 def test_sums_of_micro_batches_that_mix_samples_are_added(divided: bool) -> None:
-    graph = capture_model(Summed(divided).double(), batch())
-    with Pipeline(graph, batch(), plan=one_rank(graph)) as pipe:
-        result = pipe.verify(batch())
+    result = verified(Summed(divided).double(), loss=None)
     assert "micro-batch by micro-batch" in result.reference
     assert result.equal, str(result)
 
@@ -322,10 +320,8 @@ def test_a_chain_is_compared_with_itself() -> None:
     torch.manual_seed(0)
     recurrent = nn.Sequential(nn.LSTM(8, 3, num_layers=2, dropout=0.5, batch_first=True), Last())
     layers = [nn.Linear(4, 8), nn.Unflatten(1, (1, 8)), recurrent, nn.Flatten(), nn.Linear(3, 3)]
-    chain = Chain(layers, functional.cross_entropy).double()
-    with Pipeline(chain, batch(), plan=one_rank(capture_model(chain, batch()))) as pipe:
-        result = pipe.verify(batch())
-        assert result.equal, str(result)
+    result = verified(Chain(layers, functional.cross_entropy).double(), loss=None)
+    assert result.equal, str(result)
 
 
 class Last(nn.Module):
@@ -337,10 +333,7 @@ class Last(nn.Module):
 def test_a_model_on_the_meta_device_is_compared_with_the_values_of_the_ranks() -> None:
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).double()
-    graph = capture_model(model, batch(), loss=functional.cross_entropy)
-    plan = one_rank(graph)
-    with Pipeline(model, batch(), plan=plan, loss=functional.cross_entropy) as pipe:
-        result = pipe.verify(batch())
+    result = verified(model)
     assert result.equal, str(result)
     assert result.reference_loss > 0
     assert not any(parameter.is_meta for parameter in model.parameters())
@@ -369,9 +362,7 @@ def test_a_mixture_of_experts_with_router_loss_and_ignored_targets_is_equal() ->
     labels = ids.clone()
     labels[0, 2:], labels[4:], labels[7, 3] = -100, -100, 5
     words = {"input_ids": ids, "labels": labels}
-    graph = capture_model(model, words)
-    with Pipeline(graph, words, plan=one_rank(graph)) as pipe:
-        result = pipe.verify(words)
+    result = verified(model, loss=None, example=words)
     assert result.equal, str(result)
     assert result.reference.startswith("your module, micro-batch by micro-batch, because it mixes")
     assert result.largest < 1e-6
@@ -399,25 +390,21 @@ class InPlace(nn.Module):
 @pytest.mark.parametrize("divided", [False, True])
 def test_what_is_added_to_a_mean_in_place_is_no_part_of_it(divided: bool) -> None:
     torch.manual_seed(0)
-    graph = capture_model(InPlace(divided).double(), batch())
-    with Pipeline(graph, batch(), plan=one_rank(graph)) as pipe:
-        result = pipe.verify(batch())
+    result = verified(InPlace(divided).double(), loss=None)
     assert "micro-batch by micro-batch" in result.reference
     assert result.equal, str(result)
 
 
+FIRST_HALF = batch()[0], torch.tensor([0, 1, 2, 0, -100, -100, -100, -100])
+"""Samples of which those of the second micro-batch have no targets."""
+
+
 def test_a_micro_batch_whose_mean_has_no_terms_is_not_compared() -> None:
     torch.manual_seed(0)
-    graph = capture_model(InPlace(divided=False).double(), batch())
-    inputs, targets = batch()[0], torch.tensor([0, 1, 2, 0, -100, -100, -100, -100])
-    with Pipeline(graph, batch(), plan=one_rank(graph)) as pipe:
-        result = pipe.verify((inputs, targets))
+    result = verified(InPlace(divided=False).double(), loss=None, given=FIRST_HALF)
     assert "gives a loss of nan, as a mean over no targets does" in str(result)
 
 
 def test_a_micro_batch_without_targets_counts_for_nothing_where_the_loss_is_one_mean() -> None:
-    graph = capture_model(net(nn.BatchNorm1d(8)), batch(), loss=functional.cross_entropy)
-    inputs, targets = batch()[0], torch.tensor([0, 1, 2, 0, -100, -100, -100, -100])
-    with Pipeline(graph, batch(), plan=one_rank(graph)) as pipe:
-        result = pipe.verify((inputs, targets))
+    result = verified(net(nn.BatchNorm1d(8)), given=FIRST_HALF)
     assert result.equal, str(result)

@@ -27,6 +27,12 @@ def descend(parameters: list[nn.Parameter]) -> SGD:
     return SGD(parameters, lr=0.1)
 
 
+def opened(model: nn.Module, micro_batches: int = 2, **options: Any) -> Pipeline:
+    """A pipeline of a model on one rank."""
+    graph = capture_model(model, batch(), loss=functional.cross_entropy)
+    return Pipeline(graph, batch(), plan=one_rank(graph, micro_batches), **options)
+
+
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows with each iteration that a pipeline runs."""
@@ -43,9 +49,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def trained(model: nn.Module, verify: str, steps: int = 2, batches: int = 1) -> Any:
     """Losses and weights after some steps, and the verification."""
-    graph = capture_model(model, batch(), loss=functional.cross_entropy)
-    options: dict[str, Any] = {"optimizer": descend, "clip_norm": 0.1, "verify": verify}
-    with Pipeline(graph, batch(), plan=one_rank(graph), **options) as pipe:
+    with opened(model, optimizer=descend, clip_norm=0.1, verify=verify) as pipe:
         losses = [pipe.step(*[batch()] * batches).loss for _ in range(steps)]
         return losses, [p.detach().clone() for p in model.parameters()], pipe.verified
 
@@ -77,8 +81,7 @@ def test_the_first_step_is_compared_itself_unless_there_is_dropout(
 def test_by_default_the_first_step_is_compared_and_a_line_says_how(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    graph = capture_model(net(), batch(), loss=functional.cross_entropy)
-    with Pipeline(graph, batch(), plan=one_rank(graph), optimizer=descend) as pipe:
+    with opened(net(), optimizer=descend) as pipe:
         for _ in range(2):
             pipe.step(batch())
         assert capsys.readouterr().err == f"step 1: {pipe.verified}\n"
@@ -86,13 +89,11 @@ def test_by_default_the_first_step_is_compared_and_a_line_says_how(
 
 
 def test_what_mixes_samples_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
-    for micro_batches, step in [(2, Pipeline.step), (2, Pipeline.step), (1, Pipeline.step)]:
-        graph = capture_model(net(nn.BatchNorm1d(8)), batch(), loss=functional.cross_entropy)
-        with Pipeline(
-            graph, batch(), plan=one_rank(graph, micro_batches), safety=Safety(verify_every=2)
-        ) as pipe:
+    for micro_batches in (2, 2, 1):
+        model, safety = net(nn.BatchNorm1d(8)), Safety(verify_every=2)
+        with opened(model, micro_batches, safety=safety) as pipe:
             for _ in range(2):
-                step(pipe, batch())
+                pipe.step(batch())
         told = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
         expected = (
             "warning: your module is computed for each of 2 micro-batches of at most 4 samples by "
@@ -119,10 +120,7 @@ class Counting(nn.Module):
 def test_a_count_of_calls_is_told_where_it_counts_micro_batches(
     of_samples: bool, micro_batches: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    graph = capture_model(
-        net(Counting(of_samples, warms_up=False)), batch(), loss=functional.cross_entropy
-    )
-    with Pipeline(graph, batch(), plan=one_rank(graph, micro_batches)) as pipe:
+    with opened(net(Counting(of_samples, warms_up=False)), micro_batches) as pipe:
         for _ in range(2):
             pipe.step(batch())
     told = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
@@ -135,8 +133,7 @@ def test_a_count_of_calls_is_told_where_it_counts_micro_batches(
 
 def test_a_count_of_calls_that_decides_is_refused() -> None:
     model = net(Counting(of_samples=False, warms_up=True))
-    graph = capture_model(model, batch(), loss=functional.cross_entropy)
-    with Pipeline(graph, batch(), plan=one_rank(graph, 2)) as pipe, pytest.raises(RunFailed):
+    with opened(model) as pipe, pytest.raises(RunFailed):
         pipe.step(batch())
 
 
@@ -309,11 +306,8 @@ def test_batches_of_different_lengths_in_one_step_are_trained_without_being_comp
 
 
 def test_a_loaded_training_is_not_compared_again(tmp_path: Path, runs: list[int]) -> None:
-    graph = capture_model(net(), batch(), loss=functional.cross_entropy)
     for resumed in (False, True):
-        with Pipeline(
-            graph, batch(), plan=one_rank(graph), optimizer=descend, verify="first-step"
-        ) as pipe:
+        with opened(net(), optimizer=descend) as pipe:
             if resumed:
                 pipe.load(tmp_path)
             pipe.step(batch())

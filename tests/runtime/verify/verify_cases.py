@@ -60,17 +60,20 @@ def verified(
     model: nn.Module,
     tamper: Callable[[LayerGraph], None] | None = None,
     *,
-    loss: Callable[..., torch.Tensor] = functional.cross_entropy,
+    loss: Callable[..., torch.Tensor] | None = functional.cross_entropy,
     after_capture: Callable[[nn.Module], object] | None = None,
+    example: Any = None,
+    given: Any = None,
 ) -> VerifyResult:
     """What `verify` says of a pipeline on one rank whose graph, or model, was changed before."""
-    graph = capture_model(model, batch(), loss=loss)
+    example = batch() if example is None else example
+    graph = capture_model(model, example, loss=loss)
     if tamper is not None:
         tamper(graph)
     if after_capture is not None:
         after_capture(model)
-    with Pipeline(graph, batch(), plan=one_rank(graph)) as pipe:
-        return pipe.verify(batch())
+    with Pipeline(graph, example, plan=one_rank(graph)) as pipe:
+        return pipe.verify(example if given is None else given)
 
 
 class Tied(nn.Module):

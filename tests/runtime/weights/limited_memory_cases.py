@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import transformers
 from pipelines_of_any_plan import Pipeline
+from plain_training import plain_step
 from runtime.pipeline_cases import join
 from torch import nn
 
@@ -124,9 +125,5 @@ def train_plainly(directory: Path) -> tuple[nn.Module, list[float]]:
     stepper = optimizer(model.parameters())
     losses: list[float] = []
     for _ in range(STEPS):
-        stepper.zero_grad()
-        loss = model(**batch()).loss
-        loss.backward()
-        stepper.step()
-        losses.append(float(loss.detach()))
+        losses.append(plain_step(stepper, model(**batch()).loss))
     return model.eval(), losses

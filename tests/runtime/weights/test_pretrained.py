@@ -223,7 +223,7 @@ def spoil(saved: Path, how: str) -> None:
         ("file cut off", "model-00001-of-.*' is not a whole safetensors file"),
         ("index missing", "model.safetensors.index.json is missing: copy it too"),
         ("index of others", "has tensor 'model.norm.weight' in 'model-"),
-        ("index is text", "index.json' cannot be read"),
+        ("index is text", "index.json' is not valid JSON"),
         ("no map", "has no weight_map"),
         (
             "other model",

@@ -1,6 +1,6 @@
 """Our files are those of the package safetensors, and damaged ones are refused."""
 
-import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -72,58 +72,23 @@ def test_values_take_the_type_and_the_place_that_they_are_read_into(
     assert torch.equal(columns, tensors["torch.float64"].float())
 
 
-def damaged(path: Path, how: str) -> None:
-    whole = path.read_bytes()
-    length = int.from_bytes(whole[:8], "little")
-    header, data = json.loads(whole[8 : 8 + length]), whole[8 + length :]
-    match how:
-        case "cut off":
-            data = data[:-1]
-        case "longer":
-            data += b"\0"
-        case "another size":
-            header["a"]["shape"] = [7]
-        case "negative":
-            header["a"]["data_offsets"] = [-12, 0]
-        case "no list":
-            header = [1, 2]
-        case "four bits":
-            header["a"]["dtype"] = "F4"
-        case "no type":
-            del header["a"]["dtype"]
-        case _:
-            pass
-    text = json.dumps(header).encode()
-    path.write_bytes(
-        {
-            "empty": b"",
-            "no header": b"\x00" * 64,
-            "text": b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n",
-            "no JSON": len(text).to_bytes(8, "little") + b"}" + text[1:] + data,
-        }.get(how, len(text).to_bytes(8, "little") + text + data)
-    )
-
-
 @pytest.mark.parametrize(
-    ("how", "why"),
+    ("damaged", "why"),
     [
-        ("cut off", "file not fully covered"),
-        ("longer", "file not fully covered"),
-        ("another size", "invalid shape, data type, or offset for tensor"),
-        ("negative", "expected usize"),
-        ("no list", "invalid type: sequence"),
-        ("four bits", "subbytes"),
-        ("no type", "missing field `dtype`"),
-        ("empty", "header too small"),
-        ("no header", "invalid JSON in header"),
-        ("text", "header too large"),
-        ("no JSON", "expected value"),
+        (lambda data: data[:-1], "file not fully covered"),
+        (lambda data: data.replace(b"[3]", b"[7]"), "invalid shape, data type, or offset"),
+        (lambda data: data[:8] + b"}" + data[9:], "expected value"),
+        (lambda data: b"", "header too small"),
+        (lambda data: b"version https://git-lfs.github.com/spec/v1", "header too large"),
     ],
+    ids=["cut off", "another size", "no JSON", "empty", "text"],
 )
-def test_a_damaged_file_is_refused(how: str, why: str, tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused(
+    damaged: Callable[[bytes], bytes], why: str, tmp_path: Path
+) -> None:
     path = tmp_path / "model.safetensors"
     write_tensors(path, {"a": torch.zeros(3), "b": torch.ones(2)})
-    damaged(path, how)
+    path.write_bytes(damaged(path.read_bytes()))
     with pytest.raises(BadInput, match=f"model.safetensors' is not a whole .*{why}"):
         read_header(path)
 

@@ -6,6 +6,7 @@ import peft
 import pytest
 import torch
 import transformers
+from plain_training import plain_step
 from runtime.weights.weights_cases import (
     RATE,
     STEPS,
@@ -69,9 +70,7 @@ def test_adapters_alone_are_read_by_peft_with_equal_outputs(tmp_path: Path) -> N
     plain = adapted(["norm"])
     optimizer = torch.optim.SGD([p for p in plain.parameters() if p.requires_grad], lr=RATE)
     for _ in range(STEPS):
-        optimizer.zero_grad()
-        plain(**batch()).loss.backward()
-        optimizer.step()
+        plain_step(optimizer, plain(**batch()).loss)
     assert sorted(path.name for path in (tmp_path / "adapter").iterdir()) == [
         "adapter_config.json",
         "adapter_model.safetensors",

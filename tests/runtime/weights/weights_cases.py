@@ -8,11 +8,12 @@ import peft
 import torch
 import transformers
 from pipelines_of_any_plan import Pipeline
+from plain_training import plain_step
+from refused import refusal_of
 from runtime.pipeline_cases import join, plan_of, tokens
 from torch import nn
 
 from penstock.capture.capture import capture_model
-from penstock.errors import BadInput
 from penstock.runtime.options import Update
 
 STEPS, RATE = 2, 0.1
@@ -36,9 +37,7 @@ def train_plainly(directory: Path) -> nn.Module:
     model = transformers.LlamaForCausalLM.from_pretrained(directory, dtype=torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     for _ in range(STEPS):
-        optimizer.zero_grad()
-        model(**batch()).loss.backward()
-        optimizer.step()
+        plain_step(optimizer, model(**batch()).loss)
     return model
 
 
@@ -90,11 +89,7 @@ def train_and_save_adapters(directory: Path) -> str:
     other = adapted()
     other.get_parameter("base_model.model.model.layers.0.mlp.up_proj.weight").requires_grad_()
     with Pipeline(capture_model(other, batch()), batch(), plan=plan) as pipe:
-        try:
-            pipe.save_adapters(directory / "other")
-        except BadInput as refusal:
-            return str(refusal)
-    return ""
+        return refusal_of(pipe.save_adapters, directory / "other")
 
 
 def initial_values() -> dict[str, dict[str, torch.Tensor]]:
@@ -129,13 +124,11 @@ def refusals(directory: Path) -> list[str]:
     rows = (torch.ones(12, 4), torch.ones(12, 4))
     graph = capture_model(model, rows, loss=nn.functional.mse_loss)
     plan = plan_of(len(graph.layer_names), (1, 1, 1))
-    said: list[str] = []
-    for weights in (None, directory / "nowhere"):
-        try:
-            Pipeline(graph, rows, plan=plan, update=Update(weights=weights), timeout_s=20)
-        except BadInput as refusal:
-            said.append(str(refusal))
-    return said
+    given: Any = {"plan": plan, "timeout_s": 20}
+    return [
+        refusal_of(Pipeline, graph, rows, update=Update(weights=weights), **given)
+        for weights in (None, directory / "nowhere")
+    ]
 
 
 class Scored(nn.Module):

@@ -35,7 +35,7 @@ from penstock.runtime.transport.messages import (
     messages_between_actions,
     messages_of_rank,
 )
-from penstock.runtime.update.steps import StreamedSteps
+from penstock.runtime.update.steps import Steps
 from penstock.runtime.update.training import Training, Updated, metrics_of
 from penstock.runtime.user_metrics import Means
 from penstock.schedule.action import Action
@@ -72,7 +72,7 @@ class RunningBatch:
     rows: Callable[[], Rows]
 
 
-class AsynchronousSteps(StreamedSteps):
+class AsynchronousSteps(Steps):
     """Training of this rank's stages batch after batch, with the weight updates of the schedule.
 
     ``measure_every``: measure the error of predicted weights every that many updates (0: never).

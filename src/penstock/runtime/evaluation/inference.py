@@ -10,7 +10,6 @@ import torch
 from penstock.capture.batch.part import BatchPart
 from penstock.capture.contract import Batch, TensorSpec
 from penstock.capture.forward.materialise import named_tensors
-from penstock.capture.forward.stage_module import StageProgram
 from penstock.capture.layer_graph import LayerGraph
 from penstock.errors import BadInput
 from penstock.plan.plan import Plan
@@ -18,27 +17,12 @@ from penstock.runtime.batch_reading import WHOLE, BatchReading
 from penstock.runtime.engine import Engine
 from penstock.runtime.micro_batches import BatchCut, cut_batch
 from penstock.runtime.processes.heartbeat import doing
-from penstock.runtime.processes.world import World
 from penstock.runtime.program import RankStages
 from penstock.runtime.stage.building import stages_of
 from penstock.runtime.stage.runner import ModuleRunner
+from penstock.runtime.stage.whole_loss import rows_of_samples
 from penstock.runtime.transport.messages import BoundaryTensors, boundaries_of
 from penstock.runtime.user_metrics import Evaluation
-
-
-def share_tensors(programs: Mapping[int, StageProgram], engine: Engine) -> None:
-    """Make the stages use the same parameters and buffers that this rank trains.
-
-    Otherwise a stage of a model that was captured on another device (meta, CPU) would use those of
-    the capture.
-    """
-    held = engine.held.held_tensors()
-    tied = engine.graph.tied_names
-    for program in programs.values():
-        for name, tensor in named_tensors(program.module):
-            own = held.get(tied.get(name, name))
-            place, key = program.module.graph.program.places(name)
-            place[key] = tensor.to(engine.world.device) if own is None else own
 
 
 class PredictionView:
@@ -66,13 +50,23 @@ class PredictionView:
         return self._graph
 
 
+@dataclass(frozen=True, slots=True)
+class OutputRows:
+    """The rows of an output that ``rank`` computes of one micro-batch."""
+
+    micro_batch: int
+    rank: int
+    rows: range
+
+
 class Inference:
     """Forward passes with an engine's stages, with the same parameters that are trained."""
 
     def __init__(self, engine: Engine, reading: BatchReading, view: PredictionView) -> None:
         self._engine, self._reading, self._view = engine, reading, view
         self._stages = dict[int, RankStages[ModuleRunner]]()
-        self._outputs = RankOutputs()
+        self._outputs = dict[tuple[int, int], torch.Tensor]()
+        """Of this rank's stages, by output and micro-batch."""
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -108,115 +102,116 @@ class Inference:
 
     @doing("predicts", acts=True)
     def predict(self, batch: Batch, *, everywhere: bool) -> Any:
-        """The model's result on one batch."""
+        """The model's result on one batch, on rank 0 or ``everywhere``; ``None`` on other ranks.
+
+        Tensors are on the CPU, with samples in the order of the batch. An output without a batch
+        dimension that is computed from samples (such as an auxiliary loss) is the mean over the
+        slices, weighted by their numbers of samples.
+        """
         engine, graph = self._engine, self._view.graph
         if isinstance(batch, BatchPart):
             raise BadInput(WHOLE.format("predict()"))
         with self.evaluating():
             engine.take_kind([batch], graph)
-            graph = graph.kinds[engine.kinds.number]
+            number = engine.kinds.number
+            graph = graph.kinds[number]
             leaves = graph.known_leaves(batch)
-            if engine.kinds.number not in self._stages:
-                self._stages[engine.kinds.number] = self._without_loss(graph)
-            stages = self._stages[engine.kinds.number]
-            return predict(engine, graph, stages, self._outputs, leaves, everywhere=everywhere)
+            if number not in self._stages:
+                self._stages[number] = self._without_loss(graph)
+            samples = next(iter(leaves.values())).shape[0]
+            lengths = graph.lengths_of(leaves)
+            specs = [spec.at(lengths) for spec in graph.outputs.specs]
+            cut = cut_batch(engine.plan, samples)
+            pieces = [
+                [*pieces_of(engine.plan.stage_of_layer(layer), engine.plan, cut)]
+                for layer in graph.output_layers
+            ]
+            for spec, own in zip(specs, pieces, strict=True):
+                check_joinable(spec, own)
+            engine.run(leaves, stages=self._stages[number], training=False)
+            tensors: list[torch.Tensor] = []
+            try:
+                with engine.failures.shared():
+                    for output, (spec, own) in enumerate(zip(specs, pieces, strict=True)):
+                        whole = self._gathered(output, spec, own, samples, everywhere=everywhere)
+                        tensors.append(whole)
+            finally:
+                self._outputs.clear()
+        wanted = everywhere or engine.world.rank == 0
+        return graph.outputs.rebuild(tensors) if wanted else None
+
+    def _take(
+        self, micro_batch: int, outputs: Mapping[int, torch.Tensor], _: torch.Tensor | None
+    ) -> None:
+        """Keep outputs of one micro-batch that a stage of this rank has made, by number."""
+        for number, tensor in outputs.items():
+            self._outputs[number, micro_batch] = tensor.detach()
+
+    def _gathered(
+        self,
+        number: int,
+        spec: TensorSpec,
+        pieces: Sequence[OutputRows],
+        samples: int,
+        *,
+        everywhere: bool,
+    ) -> torch.Tensor:
+        """An output of the whole batch, from all ranks; empty where it is not wanted."""
+        world = self._engine.world
+        wanted = everywhere or world.rank == 0
+        whole = torch.zeros(spec.shape_for(samples) if wanted else 0, dtype=spec.dtype)
+        # Without a batch dimension and independent of the samples, it is the same everywhere.
+        needed = pieces if spec.batch_dim >= 0 or spec.reduced else pieces[:1]
+        total = sum(len(piece.rows) for piece in needed)
+        name = "an output of a micro-batch"
+        for piece in needed:
+            own: dict[str, torch.Tensor] = {}
+            if piece.rank == world.rank:
+                made = self._outputs[number, piece.micro_batch]
+                # In the type that it had at capture.
+                own[name] = made.to("cpu", spec.dtype).contiguous()
+            tensor = world.gather_tensors(own).get(name)
+            if tensor is None:
+                continue
+            if spec.batch_dim >= 0:
+                rows_of_samples(spec, whole, piece.rows).copy_(tensor)
+            elif spec.reduced and spec.dtype.is_floating_point:
+                whole += tensor * (len(piece.rows) / total)
+            else:
+                whole.copy_(tensor)
+        return world.broadcast(whole) if everywhere else whole
 
     def _without_loss(self, graph: LayerGraph) -> RankStages[ModuleRunner]:
-        """The stages of a graph without its loss."""
-        engine, take = self._engine, self._outputs.take
+        """The stages of a graph without its loss, with the tensors that this rank trains."""
+        engine = self._engine
         programs = stages_of(graph, engine.plan, engine.world.rank)
-        share_tensors(programs, engine)
+        held, tied = engine.held.held_tensors(), engine.graph.tied_names
         runners: dict[int, ModuleRunner] = {}
         for place in engine.places:
             program, shards = programs[place.stage], engine.shards_of(place.stage)
+            # Those of a model that was captured on another device (meta, CPU) are not trained.
+            for name, tensor in named_tensors(program.module):
+                own = held.get(tied.get(name, name))
+                parameters, key = program.module.graph.program.places(name)
+                parameters[key] = tensor.to(engine.world.device) if own is None else own
             runners[place.stage] = ModuleRunner(
                 program,
                 engine.world.device,
                 call=shards.call_of(program) if shards is not None else None,
-                take_outputs=take,
+                take_outputs=self._take,
                 **engine.options_of(place, program),
             )
         return engine.stages_with(self._view.boundaries[engine.kinds.number], programs, runners)
 
 
-class RankOutputs:
-    """The model's outputs that this rank's stages computed, by output and micro-batch."""
-
-    def __init__(self) -> None:
-        self._found: dict[tuple[int, int], torch.Tensor] = {}
-
-    def clear(self) -> None:
-        """Drop all outputs."""
-        self._found.clear()
-
-    def take(
-        self, micro_batch: int, outputs: Mapping[int, torch.Tensor], _: torch.Tensor | None
-    ) -> None:
-        """Keep outputs of one micro-batch, given by number."""
-        for number, tensor in outputs.items():
-            self._found[number, micro_batch] = tensor.detach()
-
-    def of(self, number: int, micro_batch: int, spec: TensorSpec) -> torch.Tensor:
-        """One of them on the CPU, contiguous, in the type that it had at capture."""
-        return self._found[number, micro_batch].to("cpu", spec.dtype).contiguous()
-
-
-@dataclass(frozen=True, slots=True)
-class OutputRows:
-    """The rows of output ``number`` that ``rank`` computes of one micro-batch."""
-
-    number: int
-    micro_batch: int
-    rank: int
-    rows: range
-
-
-def predict(
-    engine: Engine,
-    graph: LayerGraph,
-    stages: RankStages[ModuleRunner],
-    found: RankOutputs,
-    leaves: Mapping[int, torch.Tensor],
-    *,
-    everywhere: bool,
-) -> Any:
-    """The model's result on a batch, on rank 0 or ``everywhere``; ``None`` on other ranks.
-
-    ``found`` takes what the ``stages`` of ``graph`` make. Tensors are on the CPU, with samples in
-    the order of the batch. An output without a batch dimension that is computed from samples (such
-    as an auxiliary loss) is the mean over the slices, weighted by their numbers of samples.
-    """
-    world, plan = engine.world, engine.plan
-    rows, lengths = next(iter(leaves.values())).shape[0], graph.lengths_of(leaves)
-    cut, specs = cut_batch(plan, rows), [spec.at(lengths) for spec in graph.outputs.specs]
-    makers = [plan.stage_of_layer(layer) for layer in graph.output_layers]
-    pieces = [list(pieces_of(i, stage, plan, cut)) for i, stage in enumerate(makers)]
-    for spec, own in zip(specs, pieces, strict=True):
-        check_joinable(spec, own)
-    engine.run(leaves, stages=stages, training=False)
-    wanted = everywhere or world.rank == 0
-    tensors: list[torch.Tensor] = []
-    try:
-        with engine.failures.shared():
-            for spec, own in zip(specs, pieces, strict=True):
-                whole = torch.zeros(spec.shape_for(rows) if wanted else 0, dtype=spec.dtype)
-                put_together(whole, spec, own, found, world)
-                if everywhere:
-                    whole = world.broadcast(whole)
-                tensors.append(whole)
-    finally:
-        found.clear()
-    return graph.outputs.rebuild(tensors) if wanted else None
-
-
-def pieces_of(number: int, stage: int, plan: Plan, cut: BatchCut) -> Iterator[OutputRows]:
+def pieces_of(stage: int, plan: Plan, cut: BatchCut) -> Iterator[OutputRows]:
     """Yield the ranks and their rows of an output of ``stage``, in the order of the batch."""
     for micro_batch in range(len(cut.micro_batches)):
         for replica, device in enumerate(plan.holder(stage, micro_batch).devices):
             rows = cut.rows(micro_batch, stage, replica)
             if rows:
                 # All ranks of a tensor group have the whole output.
-                yield OutputRows(number, micro_batch, plan.ranks_of(device)[0], rows)
+                yield OutputRows(micro_batch, plan.ranks_of(device)[0], rows)
 
 
 def check_joinable(spec: TensorSpec, pieces: Sequence[OutputRows]) -> None:
@@ -235,37 +230,3 @@ def check_joinable(spec: TensorSpec, pieces: Sequence[OutputRows]) -> None:
             f"floating-point numbers can be averaged over {len(pieces)} slices; return it for each "
             f"sample"
         )
-
-
-def put_together(
-    whole: torch.Tensor,
-    spec: TensorSpec,
-    pieces: Sequence[OutputRows],
-    found: RankOutputs,
-    world: World,
-) -> None:
-    """Fill ``whole`` on rank 0 with an output of the whole batch, from all ranks."""
-    # Without a batch dimension and independent of the samples, it is the same everywhere.
-    needed = pieces if spec.batch_dim >= 0 or spec.reduced else pieces[:1]
-    total = sum(len(piece.rows) for piece in needed)
-    for piece in needed:
-        tensor = carried(spec, piece, found, world)
-        if tensor is None:
-            continue
-        if spec.batch_dim >= 0:
-            factor = spec.rows_per_sample
-            start, length = piece.rows.start * factor, len(piece.rows) * factor
-            whole.narrow(spec.batch_dim, start, length).copy_(tensor)
-        elif spec.reduced and spec.dtype.is_floating_point:
-            whole += tensor * (len(piece.rows) / total)
-        else:
-            whole.copy_(tensor)
-
-
-def carried(
-    spec: TensorSpec, piece: OutputRows, found: RankOutputs, world: World
-) -> torch.Tensor | None:
-    """A piece, sent to rank 0 if another rank computed it; ``None`` on other ranks."""
-    name = "an output of a micro-batch"
-    own = found.of(piece.number, piece.micro_batch, spec) if piece.rank == world.rank else None
-    return world.gather_tensors({} if own is None else {name: own}).get(name)

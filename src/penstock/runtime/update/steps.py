@@ -1,7 +1,6 @@
 """Steps of a pipeline: an iteration, then an update of the weights."""
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -46,16 +45,12 @@ class Steps:
         """One step on batches, given as their leaves; see `Pipeline.step`."""
         return flushed_step(self._engine, self._training, batches)
 
+    def stream(self, batches: Iterable[Sequence[Leaf]]) -> Iterator[StepMetrics]:
+        """A step on each batch, given as its leaves; see `Pipeline.stream`."""
+        return (self.step([leaves]) for leaves in batches)
+
     def drain(self) -> None:
         """Finish what is under way; all ranks must call this."""
-
-
-class StreamedSteps(Steps, ABC):
-    """Steps on batches that can follow one another without a pause."""
-
-    @abstractmethod
-    def stream(self, batches: Iterable[Sequence[Leaf]]) -> Iterator[StepMetrics]:
-        """Train on batches, given as their leaves; see `Pipeline.stream`."""
 
 
 def flushed_step(

@@ -6,9 +6,9 @@ The state is stored by the model's names, so that any plan can load it. Tensors 
 parameters, the learning-rate schedule, the number of steps.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from inspect import signature
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -276,20 +276,34 @@ class Training:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The optimizer's tensors, by name."""
-        every = (optimizer_tensors(stepper.optimizer, self.names) for stepper in self.steppers)
+        own = {
+            f"optimizer.{name}.{key}": value
+            for name, key, value in self._optimizer_state()
+            if isinstance(value, torch.Tensor)
+        }
         outer = self.meetings.tensors if self.meetings is not None else {}
         averages = {f"average.{name}": own for name, own in (self.averages or {}).items()}
-        return {name: tensor for own in every for name, tensor in own.items()} | outer | averages
+        return own | outer | averages
+
+    def _optimizer_state(self) -> Iterator[tuple[str, str, Any]]:
+        """The state of optimizers: the name of each parameter, a key, and the value."""
+        for stepper in self.steppers:
+            for parameter, state in stepper.optimizer.state.items():
+                if parameter in self.names:
+                    yield from ((self.names[parameter], *item) for item in state.items())
 
     def state(self) -> dict[str, Any]:
         """The rest of the state as JSON values."""
         optimizers = [stepper.optimizer for stepper in self.steppers]
         groups = [group for each in optimizers for group in group_settings(each, self.names)]
-        entries = [optimizer_entries(each, self.names) for each in optimizers]
+        entries: dict[str, dict[str, Any]] = {}
+        for name, key, value in self._optimizer_state():
+            if not isinstance(value, torch.Tensor):
+                entries.setdefault(name, {})[key] = value
         return {
             "steps": self.steps,
-            "groups": [asdict(group) for group in groups],
-            "entries": {name: entry for own in entries for name, entry in own.items()},
+            "groups": groups,
+            "entries": entries,
             "schedule": self.schedule.state_dict() if self.schedule is not None else None,
             "loss_scaling": self.scaler.state() if self.scaler is not None else None,
             "meetings": self.meetings.state() if self.meetings is not None else None,
@@ -297,10 +311,9 @@ class Training:
 
     def restore(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
         """Restore what `tensors` and `state` returned, on this rank or merged over all ranks."""
-        groups = [ParameterGroup(**group) for group in state["groups"]]
         with self.in_place():
             for stepper in self.steppers:
-                restore_optimizer(stepper.optimizer, self.names, tensors, state["entries"], groups)
+                restore_optimizer(stepper.optimizer, self.names, tensors, state)
         for stepper in self.steppers:
             if stepper.schedule is not None and state["schedule"] is not None:
                 stepper.schedule.load_state_dict(state["schedule"])
@@ -400,48 +413,13 @@ def merged_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-@dataclass
-class ParameterGroup:
-    """The settings of one parameter group of an optimizer, and the names of its parameters."""
-
-    settings: dict[str, Any]
-    names: list[str] = field(default_factory=list)
-
-
-def optimizer_tensors(
-    optimizer: Optimizer, names: Mapping[torch.Tensor, str]
-) -> dict[str, torch.Tensor]:
-    """The optimizer's tensors by the names of their parameters."""
-    return {
-        f"optimizer.{names[parameter]}.{key}": value
-        for parameter, state in optimizer.state.items()
-        if parameter in names
-        for key, value in state.items()
-        if isinstance(value, torch.Tensor)
-    }
-
-
-def optimizer_entries(
-    optimizer: Optimizer, names: Mapping[torch.Tensor, str]
-) -> dict[str, dict[str, Any]]:
-    """The optimizer's state of each parameter without its tensors."""
-    entries = {
-        names[parameter]: {
-            key: value for key, value in state.items() if not isinstance(value, torch.Tensor)
-        }
-        for parameter, state in optimizer.state.items()
-        if parameter in names
-    }
-    return {name: entry for name, entry in entries.items() if entry}
-
-
-def group_settings(optimizer: Optimizer, names: Mapping[torch.Tensor, str]) -> list[ParameterGroup]:
+def group_settings(optimizer: Optimizer, names: Mapping[torch.Tensor, str]) -> list[dict[str, Any]]:
     """The settings of every parameter group (learning rate, ...), with its parameters' names."""
     return [
-        ParameterGroup(
-            {key: plain(value) for key, value in group.items() if key != "params"},
-            [names[parameter] for parameter in group["params"] if parameter in names],
-        )
+        {
+            "settings": {key: plain(value) for key, value in group.items() if key != "params"},
+            "names": [names[parameter] for parameter in group["params"] if parameter in names],
+        }
         for group in optimizer.param_groups
     ]
 
@@ -450,35 +428,30 @@ def restore_optimizer(
     optimizer: Optimizer,
     names: Mapping[torch.Tensor, str],
     tensors: Mapping[str, torch.Tensor],
-    entries: Mapping[str, Mapping[str, Any]],
-    groups: Iterable[ParameterGroup],
+    saved: Mapping[str, Any],
 ) -> None:
     """Restore the optimizer's state of its parameters, whichever ranks saved it."""
-    known = list(groups)
-    settings_of = {name: group.settings for group in known for name in group.names}
+    known = saved["groups"]
+    settings_of = {name: group["settings"] for group in known for name in group["names"]}
+    kept: dict[str, dict[str, Any]] = {n: dict(own) for n, own in saved["entries"].items()}
+    for name, value in tensors.items():
+        kind, _, rest = name.partition(".")
+        if kind == "optimizer":
+            owner, _, key = rest.rpartition(".")
+            kept.setdefault(owner, {})[key] = value
     state_dict = optimizer.state_dict()
-    ordered = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    state: dict[int, dict[str, Any]] = {}
-    for index, parameter in enumerate(ordered):
-        name = names.get(parameter, "")
-        prefix = f"optimizer.{name}."
-        found = {
-            key.removeprefix(prefix): value
-            for key, value in tensors.items()
-            if name and key.startswith(prefix) and "." not in key.removeprefix(prefix)
-        }
-        if found or name in entries:
-            state[index] = {**found, **entries.get(name, {})}
-    pairs = zip(state_dict["param_groups"], optimizer.param_groups, strict=True)
+    groups = optimizer.param_groups
+    owners = [names.get(parameter, "") for group in groups for parameter in group["params"]]
+    pairs = zip(state_dict["param_groups"], groups, strict=True)
     for place, (described, actual) in enumerate(pairs):
         first = next((names[p] for p in actual["params"] if p in names), "")
         # A group without parameters here takes those of the first rank's group of that number.
-        like = known[min(place, len(known) - 1)].settings if known else {}
+        like = known[min(place, len(known) - 1)]["settings"] if known else {}
         settings = settings_of.get(first) or like
         # JSON has lists for tuples, such as Adam's betas.
         as_given = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
         described.update(as_given)
-    state_dict["state"] = state
+    state_dict["state"] = {n: kept[owner] for n, owner in enumerate(owners) if owner in kept}
     optimizer.load_state_dict(state_dict)
 
 

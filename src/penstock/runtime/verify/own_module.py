@@ -125,27 +125,7 @@ class LossTerms(TorchCalls):
         return MeasuredLoss(loss, rows, tuple(means), tuple(counts), tuple(factors), alone, adds)
 
 
-def target_weight(
-    target: torch.Tensor,
-    class_weight: torch.Tensor | None = None,
-    ignore_index: int = -100,
-) -> torch.Tensor:
-    """The divisor of the mean in cross entropy, as a 0-dim tensor.
-
-    Valid targets; with class weights, the sum of the weights of the valid targets; for targets
-    that are class probabilities, the number of distributions.
-    """
-    if target.is_floating_point():
-        classes = target.shape[1] if target.dim() > 1 else target.shape[0]
-        return target.new_full((), target.numel() // classes, dtype=torch.float32)
-    valid = target.ne(ignore_index)
-    if class_weight is None:
-        return valid.sum().to(torch.float32)
-    weights = class_weight[torch.where(valid, target, 0)]
-    total = torch.where(valid, weights, 0.0).sum()
-    return total.to(torch.promote_types(total.dtype, torch.float32))
-
-
+@torch.no_grad()
 def call_weight(
     input: torch.Tensor,
     target: torch.Tensor,
@@ -156,11 +136,20 @@ def call_weight(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> torch.Tensor | None:
-    """The divisor of a call of ``cross_entropy`` or ``nll_loss``; the parameters are theirs."""
+    """The divisor of a mean of ``cross_entropy`` or ``nll_loss``, whose parameters these are.
+
+    Valid targets; with class weights, the sum of the weights of the valid targets; for targets
+    that are class probabilities, the number of distributions.
+    """
     if reduction != "mean" or size_average is False or reduce is False:
         return None
-    with torch.no_grad():
-        return target_weight(target, weight, ignore_index)
+    if target.is_floating_point():
+        classes = target.shape[1] if target.dim() > 1 else target.shape[0]
+        return torch.tensor(float(target.numel() // classes))
+    valid = target.ne(ignore_index)
+    if weight is None:
+        return valid.sum().double()
+    return torch.where(valid, weight[torch.where(valid, target, 0)], 0.0).sum().double()
 
 
 def is_number(value: object, *, trained: bool) -> TypeGuard[torch.Tensor]:

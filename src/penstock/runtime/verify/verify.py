@@ -84,15 +84,11 @@ def verify_with(
 @contextmanager
 def untouched(engine: Engine) -> Iterator[None]:
     """Restore the pipeline's buffers, gradients and random states after runs of it."""
-    random = engine.random.state
     gradients = engine.buckets.buckets
     tensors = [*engine.held.changed_by_forward().values(), *(b.flat for b in gradients)]
-    states = kept_random_state(engine.world.device)
-    try:
-        with states, engine.graph.untouched_state(), kept_buffers(tensors):
-            yield
-    finally:
-        engine.random.state = random
+    states = kept_random_state(engine.world.device), engine.random.set_aside()
+    with states[0], states[1], engine.graph.untouched_state(), kept_buffers(tensors):
+        yield
 
 
 def obstacle(engine: Engine, batches: Sequence[Sequence[torch.Tensor]]) -> str:

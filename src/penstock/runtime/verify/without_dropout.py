@@ -21,42 +21,25 @@ class WithoutDropout(TorchCalls):
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Set the probability of every dropout to zero, and call everything else unchanged."""
-        given, named = args, dict(kwargs)
-        self.dropped |= drops(func, args, named)
-        if func in DROPOUTS:
-            if "p" in named or len(args) == 1:
-                named["p"] = 0.0
-            given = with_zero_at(1, args)
-        elif func in ATTENTIONS:
-            given = with_zero_at(ATTENTIONS[func], args)
-            if "dropout_p" in named:
-                named["dropout_p"] = 0.0
+        place, name, otherwise = 1, "p", 0.5
+        if func in ATTENTIONS:
+            place, name, otherwise = ATTENTIONS[func], "dropout_p", 0.0
         elif func in RECURRENT:
-            given = with_zero_at(place_of_recurrent(args), args)
-        return func(*given, **named)
+            place = place_of_recurrent(args)
+        elif func not in DROPOUTS:
+            return func(*args, **kwargs)
+        given = args[place] if len(args) > place else kwargs.get(name, otherwise)
+        self.dropped |= given > 0 and trains(func, args[place + 1 :], kwargs)
+        if len(args) > place:
+            return func(*args[:place], 0.0, *args[place + 1 :], **kwargs)
+        return func(*args, **{**kwargs, name: 0.0})
 
 
-def drops(func: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> bool:
-    """Return whether a call is dropout in training with a probability above 0."""
-    if func in DROPOUTS:
-        # The probability is the first number after the tensor, whatever its name. The flag of
-        # training follows it.
-        by_default = named.get("training", named.get("train", func not in OFF_BY_DEFAULT))
-        training = args[2] if len(args) > 2 else by_default
-        return bool(training) and (args[1] if len(args) > 1 else named.get("p", 0.5)) > 0
-    if func in ATTENTIONS:
-        at = ATTENTIONS[func]
-        given = args[at] if len(args) > at else named.get("dropout_p", 0.0)
-        return given > 0 and bool(named.get("training", True))
-    if func in RECURRENT:
-        at = place_of_recurrent(args)
-        return args[at] > 0 and args[at + 1]
-    return False
-
-
-def with_zero_at(place: int, args: Sequence[Any]) -> Sequence[Any]:
-    """The arguments with a zero at index ``place``, if there are that many."""
-    return (*args[:place], 0.0, *args[place + 1 :]) if len(args) > place else args
+def trains(func: Callable[..., Any], behind: Sequence[Any], named: Mapping[str, Any]) -> bool:
+    """Return whether a call drops; the flag of training is the first argument ``behind`` p."""
+    if behind and func not in ATTENTIONS:
+        return bool(behind[0])
+    return bool(named.get("training", named.get("train", func not in OFF_BY_DEFAULT)))
 
 
 def place_of_recurrent(args: Sequence[Any]) -> int:

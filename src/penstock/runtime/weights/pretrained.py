@@ -7,7 +7,6 @@ All names, shapes and kinds of types are compared on every rank before anything 
 rank reads the tensors of its own stages, one after another.
 """
 
-import json
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +30,7 @@ from penstock.capture.tensor_parts import (
     wrapper_of,
 )
 from penstock.errors import BadInput
+from penstock.files import parse_json, read_text
 from penstock.runtime.tables import Quantise, Weights
 from penstock.runtime.weights.safetensors_file import StoredTensor, read_header, read_into
 from penstock.torch_internals import unsaved_buffers
@@ -156,10 +156,7 @@ def check_architecture(directory: Path, model: nn.Module) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as cause:
-        raise BadInput(f"'{path}' cannot be read ({cause}); copy it again") from cause
+    value: Any = parse_json(read_text(path, "file"), path, "file")
     if not isinstance(value, dict):
         raise BadInput(f"'{path}' holds no JSON object; copy it again")
     return value
