@@ -2,18 +2,17 @@
 
 import pytest
 from made_timelines import schedule_timeline
+from schedule_shapes import placed
 
 from penstock.schedule.clock import makespan_s, memory_peaks_bytes
 from penstock.schedule.registry import FAMILIES
-from penstock.schedule.shape import PipelineShape, placement_of_style
+from penstock.schedule.shape import PipelineShape
 from penstock.timeline.metrics import iteration_s, peak_memory_bytes
 
 
 def shape_for(name: str) -> PipelineShape:
     """A shape that the family takes: four device groups, eight micro-batches."""
-    style = FAMILIES[name].placement
-    placement = placement_of_style(style, groups=4, rounds=2)
-    return PipelineShape(len(placement), 8, placement, mirrored=style == "mirrored")
+    return placed(FAMILIES[name].placement, 4, 8, rounds=2)
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
