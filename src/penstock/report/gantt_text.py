@@ -6,6 +6,7 @@ from itertools import groupby
 from math import floor, log10
 
 from rich.color import Color, ColorSystem
+from rich.text import Text
 
 from penstock.text import percent_text, seconds_text
 from penstock.timeline.device_rows import DrawnEvent, GanttRows, gantt_rows
@@ -156,7 +157,7 @@ def broken(entries: Sequence[str], width: int) -> list[str]:
     lines: list[str] = []
     room = 0
     for entry in entries:
-        length = len(visible(entry))
+        length = Text.from_ansi(entry).cell_len
         if lines and length + 2 <= room:
             lines[-1] += f"  {entry}"
             room -= length + 2
@@ -164,8 +165,3 @@ def broken(entries: Sequence[str], width: int) -> list[str]:
             lines.append(entry)
             room = width - length
     return lines
-
-
-def visible(words: str) -> str:
-    parts = words.split("\x1b[")
-    return parts[0] + "".join(part.partition("m")[2] for part in parts[1:])

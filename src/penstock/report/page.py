@@ -1,7 +1,7 @@
 """The report of a run: one HTML file that needs only a browser."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from html import escape
 from math import inf
 from pathlib import Path
@@ -13,8 +13,6 @@ from penstock.plan.throughput import rate_words, throughput_of
 from penstock.report.perfetto import write_trace
 from penstock.report.record import RunRecord, read_run
 from penstock.report.timelines_html import (
-    TIMELINE_SCRIPTS,
-    TimelinePanel,
     asset,
     html_page,
     table_element,
@@ -44,7 +42,11 @@ def write_report(directory: str | Path, out: str | Path | None = None) -> Path:
 
 def page_html(record: RunRecord) -> str:
     """The page of a run."""
-    panels = run_panels(record)
+    limits = [device.memory_bytes for device in record.cluster.devices]
+    panels = (
+        timeline_panel("Predicted", "simulated before the run", record.predicted, limits),
+        timeline_panel("Measured", "a step of about the median time", record.measured, limits),
+    )
     evaluated = bool(record.evaluations)
     label = "Predicted timeline above measured timeline, one row for each device"
     body = Template(asset("report.html")).substitute(
@@ -76,17 +78,8 @@ def page_html(record: RunRecord) -> str:
             f"<code>penstock report {escape(str(record.directory))}</code>."
         ),
     )
-    style = asset("page.css") + asset("timelines.css")
     data = timelines_data(panels) | chart_data(record)
-    return html_page(record.summary.job, body, style, (*TIMELINE_SCRIPTS, "charts.js"), data)
-
-
-def run_panels(record: RunRecord) -> Sequence[TimelinePanel]:
-    limits = [device.memory_bytes for device in record.cluster.devices]
-    return (
-        timeline_panel("Predicted", "simulated before the run", record.predicted, limits),
-        timeline_panel("Measured", "a step of about the median time", record.measured, limits),
-    )
+    return html_page(record.summary.job, body, data, "charts.js")
 
 
 def chart_data(record: RunRecord) -> dict[str, Json]:
@@ -278,8 +271,7 @@ def length_section(record: RunRecord) -> str:
             ]
         )
     note = "Each step counts at the nearest of the lengths that were measured before."
-    shown = f'<div class="wide">\n{table_element(("Length",), numbers, rows)}\n</div>'
-    return section("Lengths of the batches", note, shown)
+    return section("Lengths of the batches", note, table_element(("Length",), numbers, rows))
 
 
 def tried_section(record: RunRecord) -> str:
@@ -288,10 +280,8 @@ def tried_section(record: RunRecord) -> str:
         return ""
     rows = [list(map(escape, found.cells)) for found in record.summary.tried]
     note = "Short trials before the run, the quickest first, with which it went on."
-    shown = (
-        f'<div class="wide">\n{table_element(("Plan",), ("Predicted", "Measured"), rows)}\n</div>'
-    )
-    return section("Plans that were tried", note, shown)
+    table = table_element(("Plan",), ("Predicted", "Measured"), rows)
+    return section("Plans that were tried", note, table)
 
 
 def drift_section(record: RunRecord) -> str:
@@ -305,7 +295,7 @@ def drift_section(record: RunRecord) -> str:
 
 def section(title: str, note: str, body: str) -> str:
     head = f'<div class="head"><h2>{title}</h2><p>{note}</p></div>'
-    return f"<section>\n{head}\n{body}\n</section>"
+    return f'<section>\n{head}\n<div class="wide">\n{body}\n</div>\n</section>'
 
 
 def strokes(known: dict[str, str]) -> str:

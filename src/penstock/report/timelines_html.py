@@ -1,7 +1,7 @@
 """Timelines as an interactive part of a page, one above the other; `timelines.js` draws them."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
@@ -12,9 +12,6 @@ from penstock.text import seconds_text
 from penstock.timeline.device_rows import DeviceRow, DrawnEvent, GanttRows, gantt_rows, stage_names
 from penstock.timeline.palette import THEMES, Style, fill_of, ink_on, legend_entries
 from penstock.timeline.timeline import Timeline
-
-TIMELINE_SCRIPTS = ("drawing.js", "timelines.js")
-"""The assets that a page with this part needs."""
 
 
 @dataclass(frozen=True)
@@ -131,8 +128,7 @@ def timelines_page(panels: Sequence[TimelinePanel], title: str, note: str = "") 
         f'  <p class="facts">{escape(note)}</p>\n</header>\n'
         f"{timelines_html(panels, label, with_memory=len(panels) == 1, fills_window=True)}</main>"
     )
-    style = asset("page.css") + asset("timelines.css")
-    return html_page(title, body, style, TIMELINE_SCRIPTS, timelines_data(panels))
+    return html_page(title, body, timelines_data(panels))
 
 
 def table_element(
@@ -157,16 +153,17 @@ def table_element(
     return f"<table>{shown}<tbody>\n{body}\n</tbody></table>"
 
 
-def html_page(
-    title: str, body: str, style: str, scripts: Sequence[str] = (), data: object = None
-) -> str:
-    """A page that opens without a network; ``scripts`` are names of assets, which read ``data``."""
+def html_page(title: str, body: str, data: Mapping[str, Json], *scripts: str) -> str:
+    """A page that opens without a network, with `timelines_data` and what more ``scripts`` read.
+
+    These are names of assets.
+    """
     return Template(asset("page.html")).substitute(
         title=escape(title),
-        style=style,
+        style=asset("page.css") + asset("timelines.css"),
         body=body,
         data=embedded_json(data),
-        script="\n".join(map(asset, scripts)),
+        script="\n".join(map(asset, ("drawing.js", "timelines.js", *scripts))),
     )
 
 
