@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from opened_page import OpenedPage
 
+from penstock.cluster.cluster import with_devices
 from penstock.plan.plan import Plan, Stage
 from penstock.report.page import page_html, write_report
 from penstock.report.record import MeasuredLength, RunRecord, read_run
@@ -159,9 +160,8 @@ def test_a_memory_limit_is_drawn_and_named_if_it_is_near(
     open_page: Callable[..., OpenedPage], run_directory: Path, tmp_path: Path
 ) -> None:
     record = read_run(run_directory)
-    host = record.cluster.hosts[0]
-    tight = replace(host, devices=tuple(replace(d, memory_bytes=30e6) for d in host.devices))
-    near = replace(record, cluster=replace(record.cluster, hosts=(tight,)))
+    tight = with_devices(record.cluster, lambda device: replace(device, memory_bytes=30e6))
+    near = replace(record, cluster=tight)
     for number, (shown, drawn) in enumerate(((record, 0), (near, 1))):
         path = tmp_path / f"{number}.html"
         path.write_text(page_html(shown))
