@@ -10,7 +10,7 @@ from string import Template
 from penstock.files import Json
 from penstock.text import seconds_text
 from penstock.timeline.device_rows import DeviceRow, DrawnEvent, GanttRows, gantt_rows, stage_names
-from penstock.timeline.palette import THEMES, Style, fill_of, ink_on, legend_entries
+from penstock.timeline.palette import KIND_WORDS, THEMES, Style, fill_of, ink_on, legend_entries
 from penstock.timeline.timeline import Timeline
 
 
@@ -63,6 +63,7 @@ def timelines_data(panels: Sequence[TimelinePanel]) -> dict[str, Json]:
             for panel in panels
         ],
         "kinds": [style.kind for style in styles],
+        "words": {**KIND_WORDS},
         # Colours of the parts of a theme, of each style, and of the text on each style.
         "themes": {
             name: {**theme.inks, "fills": [*fills], "inks": [ink_on(fill) for fill in fills]}
