@@ -115,12 +115,17 @@ def succeed(command: list[str], folder: Path) -> str:
     return done.stdout
 
 
+def command_of(page: Path, script: str) -> str:
+    """The command of a page that starts this script on some ranks."""
+    lines = (line for block in blocks_of(page) for line in block.text.splitlines())
+    (command,) = (line for line in lines if line.startswith("torchrun") and script in line)
+    return command
+
+
 def torchrun_of(page: Path, script: str, folder: Path) -> str:
     """What the command of a page with this script prints, run in ``folder`` as it stands."""
     (folder / "examples").symlink_to(ROOT / "examples")
-    lines = (line for block in blocks_of(page) for line in block.text.splitlines())
-    (command,) = (line for line in lines if line.startswith("torchrun") and script in line)
-    return succeed(command.split(), folder)
+    return succeed(command_of(page, script).split(), folder)
 
 
 def run_in_a_fork(folder: Path, file: str) -> None:

@@ -3,7 +3,16 @@
 from pathlib import Path
 
 import pytest
-from docs.test_pages import DOCS, PRINTED, blocks_of, losses_in, plain_losses, texts, write_files
+from docs.test_pages import (
+    DOCS,
+    PRINTED,
+    blocks_of,
+    command_of,
+    losses_in,
+    plain_losses,
+    texts,
+    write_files,
+)
 from scripts import script_at
 from started_scripts import as_torchrun_would
 
@@ -30,12 +39,8 @@ def test_so_many_results_are_sent_where_each_stage_reads_all_earlier_ones(
 
 def test_the_script_trains_as_one_process_does(tmp_path: Path) -> None:
     write_files(blocks_of(PAGE), tmp_path)
-    command, said = (
-        next(text for text in texts(blocks_of(PAGE), language) if has in text)
-        for language, has in (("console", "residuals.py"), ("text", " messages, "))
-    )
-    printed = as_torchrun_would(command.strip(), tmp_path)
-    assert printed.endswith(said)
+    printed = as_torchrun_would(command_of(PAGE, "residuals.py"), tmp_path)
+    assert printed.endswith(next(t for t in texts(blocks_of(PAGE), "text") if " messages, " in t))
     script = script_at(str(tmp_path / "residuals.py"), "residuals_of_the_guide")
     plain = plain_losses(script, script.optimizer, 10)
     assert losses_in(printed) == pytest.approx(plain, rel=1e-4, abs=PRINTED)
