@@ -26,7 +26,7 @@ COMMANDS = [text.splitlines() for text in texts(blocks_of(PAGE), "console")]
 
 def test_the_script_trains_as_one_device_does(tmp_path: Path) -> None:
     write_files(blocks_of(PAGE), tmp_path)
-    printed = as_torchrun_would(command_of(PAGE, "small.py"), tmp_path)
+    printed = as_torchrun_would(command_of(PAGE, "train.py"), tmp_path)
     small = script_at(str(tmp_path / "small.py"), "small_of_the_guide")
     plain = plain_losses(small, partial(torch.optim.AdamW, lr=0.01), 20)
     assert losses_in(printed) == pytest.approx(plain, rel=1e-4, abs=1e-6)
