@@ -63,7 +63,8 @@ def lane_text(blocks: Sequence[DrawnEvent], end_s: float, columns: int, colour: 
     """The characters of a lane; each column shows the block that runs at the middle of its time."""
     shown: list[DrawnEvent | None] = [None] * columns
     for block in blocks:
-        first, stop = (round(t / end_s * columns) for t in (block.start_s, block.end_s))
+        ends_s = block.event.start_s, block.event.end_s
+        first, stop = (round(time_s / end_s * columns) for time_s in ends_s)
         shown[first:stop] = [block] * (stop - first)
     runs = ((block, len(list(same))) for block, same in groupby(shown))
     return "".join(run_text(block, length, colour) for block, length in runs)

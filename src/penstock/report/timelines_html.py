@@ -89,7 +89,7 @@ def lane_data(
     blocks: Iterable[DrawnEvent], number: dict[Style, int], peers: bool = False
 ) -> dict[str, Json]:
     """The blocks of a lane in the order of their starts, as one list for each of their values."""
-    ordered = sorted(blocks, key=lambda block: block.start_s)
+    ordered = sorted(blocks, key=lambda block: block.event.start_s)
     events = [block.event for block in ordered]
     return {
         "style": [number[block.style] for block in ordered],
