@@ -10,7 +10,16 @@ from string import Template
 from penstock.files import Json
 from penstock.text import seconds_text
 from penstock.timeline.device_rows import DeviceRow, DrawnEvent, GanttRows, gantt_rows, stage_names
-from penstock.timeline.palette import KIND_WORDS, THEMES, Style, fill_of, ink_on, legend_entries
+from penstock.timeline.palette import (
+    DARK,
+    KIND_WORDS,
+    LIGHT,
+    THEMES,
+    Style,
+    fill_of,
+    ink_on,
+    legend_entries,
+)
 from penstock.timeline.timeline import Timeline
 
 
@@ -161,11 +170,21 @@ def html_page(title: str, body: str, data: Mapping[str, Json], *scripts: str) ->
     """
     return Template(asset("page.html")).substitute(
         title=escape(title),
-        style=asset("page.css") + asset("timelines.css"),
+        style=shared_colours() + asset("page.css") + asset("timelines.css"),
         body=body,
         data=embedded_json(data),
         script="\n".join(map(asset, ("drawing.js", "timelines.js", *scripts))),
     )
+
+
+def shared_colours() -> str:
+    """The colours that pages share with pictures, as variables of a style sheet."""
+    light, dark = (
+        {"F": theme.kinds["F"], "B": theme.kinds["B"], "limit": theme.inks["limit"]}
+        for theme in (LIGHT, DARK)
+    )
+    variables = (f"--{name}: light-dark({light[name]}, {dark[name]});" for name in light)
+    return f":root {{ {' '.join(variables)} }}\n"
 
 
 def asset(name: str) -> str:
