@@ -394,9 +394,9 @@ def check_profile(profile: ModelProfile) -> None:
         raise BadInput(f"profile '{profile.name}' has no layers; it needs at least one")
     if profile.batch_size < 1:
         raise BadInput(f"profile '{profile.name}': batch_size {profile.batch_size} must be >= 1")
-    check_figures(profile, "", profile)
+    check_numbers(profile, "", profile)
     for index, layer in enumerate(profile.layers):
-        check_figures(profile, f"layer {index} ('{layer.name}'): ", layer)
+        check_numbers(profile, f"layer {index} ('{layer.name}'): ", layer)
     for edge in profile.edges:
         if not 0 <= edge.producer < edge.consumer < len(profile.layers):
             raise BadInput(
@@ -404,7 +404,7 @@ def check_profile(profile: ModelProfile) -> None:
                 f"{edge.producer} to layer {edge.consumer}; edges must point forward within "
                 f"0..{len(profile.layers) - 1} (a cyclic graph has no pipeline)"
             )
-        check_figures(profile, f"tensor '{edge.tensor}': ", edge)
+        check_numbers(profile, f"tensor '{edge.tensor}': ", edge)
     check_shares(profile)
     divided = profile.tensor_parallel
     if divided is not None and len(divided.divided) != len(profile.layers):
@@ -413,7 +413,7 @@ def check_profile(profile: ModelProfile) -> None:
             f"of {len(divided.divided)} which share is divided; give one share for each layer"
         )
     for shared in profile.shared:
-        check_figures(profile, f"shared parameter '{shared.name}': ", shared)
+        check_numbers(profile, f"shared parameter '{shared.name}': ", shared)
         if not all(0 <= layer < len(profile.layers) for layer in shared.layers):
             raise BadInput(
                 f"profile '{profile.name}': shared parameter '{shared.name}' is used by layers "
@@ -440,7 +440,7 @@ def check_shares(profile: ModelProfile) -> None:
         profile.at(costs)
 
 
-def check_figures(profile: ModelProfile, of: str, table: Table) -> None:
+def check_numbers(profile: ModelProfile, of: str, table: Table) -> None:
     """Raise if a number of a table is negative or infinite; a cost, at the profiled batch or at 1.
 
     ``of`` says in messages what the table describes.
