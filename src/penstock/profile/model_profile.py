@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import accumulate
+from operator import add
 from typing import Annotated, NamedTuple, cast
 
 from pydantic import BeforeValidator
@@ -150,20 +151,12 @@ class LayerCost(Table):
 
 def joined_layer(run: Sequence[LayerCost], most_rows: int) -> LayerCost:
     """Return consecutive layers as one, in micro-batches of up to ``most_rows``."""
-    joined = LayerCost(
-        name=f"{run[0].name} ... {run[-1].name}",
-        forward_s=Affine(),
-        backward_input_s=Affine(),
-        backward_weight_s=Affine(),
-        parameter_bytes=sum(layer.parameter_bytes for layer in run),
-        buffer_bytes=sum(layer.buffer_bytes for layer in run),
-        saved_bytes=sum((layer.saved_bytes for layer in run), Affine()),
-        workspace_bytes=largest_size([layer.workspace_bytes for layer in run], most_rows),
-        norms=sum(layer.norms for layer in run),
-        norm_channels=sum(layer.norm_channels for layer in run),
-        cast_bytes=sum(layer.cast_bytes for layer in run),
-    )
-    return joined.with_seconds_of(run, lambda seconds: sum(seconds, Affine()))
+    figures = {
+        name: reduce(add, [getattr(layer, name) for layer in run]) for name in FIGURES[LayerCost]
+    }
+    workspaces = [layer.workspace_bytes for layer in run]
+    figures["workspace_bytes"] = largest_size(workspaces, most_rows)
+    return LayerCost(f"{run[0].name} ... {run[-1].name}", **figures)
 
 
 def largest_size(sizes: Sequence[Affine], most_rows: int) -> Affine:
@@ -458,7 +451,7 @@ def check_numbers(profile: ModelProfile, of: str, table: Table) -> None:
                 )
 
 
-FIGURES = {
+FIGURES: dict[type[Table], list[str]] = {
     kind: [field.name for field in fields(kind) if field.type in (Affine, float, int)]
     for kind in (ModelProfile, LayerCost, Edge, SharedParameter)
 }
