@@ -54,14 +54,15 @@ def page_html(record: RunRecord) -> str:
         facts=facts(record),
         tiles=tiles(record),
         timelines=timelines_html(panels, label, with_memory=False, fills_window=False),
-        plan_note=(
-            f"{counted(len(record.profile.layers), 'layer')} in "
-            f"{counted(len(record.plan.stages), 'stage')} on "
-            f"{counted(len(record.plan.ranks), 'device')} of {escape(record.cluster.name)}"
+        tables="\n".join(
+            (
+                plan_section(record),
+                time_section(record),
+                length_section(record),
+                tried_section(record),
+                drift_section(record),
+            )
         ),
-        plan_table=plan_section(record),
-        time_table=time_table(record),
-        length_section=length_section(record) + tried_section(record) + drift_section(record),
         run_table=run_table(record),
         memory_note="parameters, gradients, optimizer state, saved activations, workspace",
         memory_legend=strokes(
@@ -188,7 +189,11 @@ def plan_section(record: RunRecord) -> str:
     names = ("Stage", "Layers", "Device", "Recompute")
     numbers = ("Samples", "Parameters", "Peak memory predicted", "Peak memory measured")
     rows = [plan_row(record, index, stage) for index, stage in enumerate(record.plan.stages)]
-    return table_element(names, (*numbers, "Memory limit"), rows)
+    note = (
+        f"{counted(len(record.profile.layers), 'layer')} in {counted(len(rows), 'stage')} on "
+        f"{counted(len(record.plan.ranks), 'device')} of {escape(record.cluster.name)}"
+    )
+    return section("The plan", note, table_element(names, (*numbers, "Memory limit"), rows))
 
 
 def plan_row(record: RunRecord, index: int, stage: Stage) -> list[str]:
@@ -224,7 +229,7 @@ def layers_cell(names: list[str]) -> str:
     return f"{short}<details><summary>{len(names)} layers</summary><ol>{items}</ol></details>"
 
 
-def time_table(record: RunRecord) -> str:
+def time_section(record: RunRecord) -> str:
     """Predicted and measured time of each device, divided into busy, communication and idle."""
     plan = record.plan
     holders = [plan.devices_of(stage) for stage in range(len(plan.stages))]
@@ -233,7 +238,16 @@ def time_table(record: RunRecord) -> str:
         stages = (str(s) for s, devices in enumerate(holders) if plan.device_of(rank) in devices)
         times = (split_cell(timeline, rank) for timeline in (record.predicted, record.measured))
         rows.append([str(rank), ", ".join(stages), *times])
-    return table_element(("Device", "Stage", "Predicted", "Measured"), (), rows)
+    note = (
+        "Communication counts where nothing is computed meanwhile. With idle time it is the bubble."
+    )
+    legend = "".join(
+        f'<li><span class="swatch" style="background:var(--{name})"></span>{name}</li>'
+        for name in ("busy", "communication", "idle")
+    )
+    table = table_element(("Device", "Stage", "Predicted", "Measured"), (), rows)
+    body = f'<ul class="legend">{legend}</ul>\n{table}'
+    return section("Where each device's time goes", note, body)
 
 
 def split_cell(timeline: Timeline, device: int) -> str:
