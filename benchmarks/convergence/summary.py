@@ -18,27 +18,9 @@ DIVERGED = 1e4
 """From this mean loss on a run counts as diverged."""
 
 OTHER_LEADS = ("spectrain-published", "spectrain-measured")
-SGD_METHODS = (
-    "synchronous",
-    "vanilla",
-    "pipedream",
-    "2bw",
-    "spectrain",
-    *OTHER_LEADS,
-    "spectrain-v2",
-    "pipeoptim",
-)
-ADAM_METHODS = (
-    "synchronous",
-    "vanilla",
-    "pipedream",
-    "2bw",
-    "spectrain",
-    *OTHER_LEADS,
-    "xpipe",
-    "pipeoptim",
-)
 MUON_METHODS = ("synchronous", "vanilla", "pipedream", "2bw")
+ADAM_METHODS = (*MUON_METHODS, "spectrain", *OTHER_LEADS, "xpipe", "pipeoptim")
+SGD_METHODS = (*MUON_METHODS, "spectrain", *OTHER_LEADS, "spectrain-v2", "pipeoptim")
 
 
 @dataclass(frozen=True, slots=True)
