@@ -31,6 +31,8 @@ from random_problems import random_row, random_table, random_words  # noqa: E402
 from rows import BATCHES, CLUSTERS, every_schedule, run_row  # noqa: E402
 from tables import behind, markdown, search_of, summary_of  # noqa: E402
 
+from penstock.machine import processor_name  # noqa: E402
+
 PLANNER_LIMIT_S = 120.0
 SCHEDULE_LIMIT_S = 10.0
 ROW_LIMIT_S = 1800.0
@@ -68,11 +70,6 @@ def pairs_of(arguments: argparse.Namespace) -> list[str]:
 
 def machine() -> dict[str, object]:
     """Where and when."""
-    names = [
-        line.split(":", 1)[1].strip()
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        if line.startswith("model name")
-    ]
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"],
         cwd=HERE,
@@ -83,7 +80,7 @@ def machine() -> dict[str, object]:
     return {
         "date": strftime("%Y-%m-%d %H:%M"),
         "commit": commit.stdout.strip(),
-        "processor": names[0] if names else platform.machine(),
+        "processor": processor_name(),
         "python": platform.python_version(),
         "cores": os.cpu_count(),
         "load": os.getloadavg()[0],

@@ -23,6 +23,8 @@ from typing import Any
 
 import torch
 
+from penstock.machine import processor_name
+
 HERE = Path(__file__).parent / "runtime"
 MICRO_BATCHES = 32
 LIMIT_S = 3600.0
@@ -157,14 +159,9 @@ def table(part: str, rows: list[dict[str, Any]]) -> list[str]:
 
 def machine() -> dict[str, object]:
     """Where and when."""
-    names = [
-        line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ]
     return {
         "date": strftime("%Y-%m-%d %H:%M"),
-        "processor": names[0] if names else platform.machine(),
+        "processor": processor_name(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "torch": torch.__version__,

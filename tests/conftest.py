@@ -124,17 +124,13 @@ def run_directory(
             rows.append({"step": step, "evaluation_loss": 2.1 + 3 / step})
     (place / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     summary = {
-        "name": "run",
         "job": "small & <tidy>",
-        "planner": "search",
-        "schedule": "1f1b",
         "workers": 4,
         "steps": STEPS,
         "loss": 2 + 3 / STEPS,
         "samples_per_s": 102.0,
         "predicted_s": predicted.iteration_s,
         "measured_s": iteration_s(measured.timeline),
-        "predicted_peak_memory_bytes": list(predicted.peak_memory_bytes),
         "measured_peak_memory_bytes": [
             1.05 * predicted.peak_memory_bytes[device] for device in small_plan.devices
         ],

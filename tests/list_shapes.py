@@ -1,5 +1,7 @@
 """Pipelines for the list schedulers: any placement, costs, limits, and memory down to the least."""
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
 from penstock.schedule.shape import PipelineShape, StageCost, folded, looped
@@ -56,9 +58,4 @@ def list_shapes(draw: st.DrawFn) -> PipelineShape:
         return shape
     more = st.sampled_from([1.0, 1.0, 1.3, 2.0, 4.0])
     memory_bytes = tuple(least * draw(more) for least in least_memory_bytes(shape))
-    return PipelineShape(**{**vars_of(shape), "memory_bytes": memory_bytes})
-
-
-def vars_of(shape: PipelineShape) -> dict[str, object]:
-    """The fields of a shape by name."""
-    return {name: getattr(shape, name) for name in shape.__dataclass_fields__}
+    return replace(shape, memory_bytes=memory_bytes)

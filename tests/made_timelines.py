@@ -6,12 +6,32 @@ from scripts import script_at
 
 from penstock.schedule.schedule import Schedule
 from penstock.schedule.shape import PipelineShape
-from penstock.timeline.timeline import Event, EventKind, Timeline
+from penstock.timeline.timeline import Event, EventKind, MemorySample, Timeline
 
 GALLERY = script_at("docs/pictures/schedules.py", "schedules")
 schedule_timeline = GALLERY.schedule_timeline
 
 MESSAGE_S, MESSAGE_BYTES = 0.25, 4e6
+
+#         0    1    2    3    4    5    6    7
+# dev 0   F    s              r    B    reduce
+# dev 2        r    F    B    s    -    STEP
+TWO_STAGES = Timeline(
+    events=(
+        Event(0, "F", 0, 0, 0.0, 1.0),
+        Event(0, "SEND", 0, 0, 1.0, 2.0, peer=2, bytes=8.0),
+        Event(2, "RECV", 1, 0, 1.0, 2.0, peer=0, bytes=8.0),
+        Event(2, "F", 1, 0, 2.0, 3.0),
+        Event(2, "B", 1, 0, 3.0, 4.0),
+        Event(2, "SEND", 1, 0, 4.0, 5.0, peer=0, bytes=8.0),
+        Event(0, "RECV", 0, 0, 4.0, 5.0, peer=2, bytes=8.0),
+        Event(0, "B", 0, 0, 5.0, 6.0),
+        Event(0, "REDUCE", 0, -1, 6.0, 7.5),
+        Event(2, "STEP", 1, -1, 6.0, 7.0),
+    ),
+    devices=3,
+    memory=(MemorySample(0, 0.0, 5.0), MemorySample(0, 1.0, 9.0), MemorySample(0, 2.0, 4.0)),
+)
 
 
 def timeline_with_messages(schedule: Schedule, shape: PipelineShape, title: str = "") -> Timeline:

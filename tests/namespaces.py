@@ -1,28 +1,12 @@
 """Hosts as network namespaces, which the benchmarks make, for tests that need hosts."""
 
-import sys
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
-from types import ModuleType
-
 import pytest
+from scripts import ROOT, script_at
 
 from penstock.errors import BadInput
 
-FOLDER = Path(__file__).parents[1] / "benchmarks" / "rehearsal"
-
-
-def loaded(name: str) -> ModuleType:
-    """A module of the benchmark, whose folder would hide the tests' own if it were on the path."""
-    spec = spec_from_file_location(name, FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-host_networks = loaded("host_networks")
+FOLDER = ROOT / "benchmarks" / "rehearsal"
+host_networks = script_at("benchmarks/rehearsal/host_networks.py", "host_networks")
 
 
 def refusal() -> str:

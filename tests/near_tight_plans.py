@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from random import Random
 
-from penstock.cluster.cluster import Cluster, Device, Host
+from penstock.cluster.cluster import Cluster, Device, Host, with_devices
 from penstock.costs.schedule_costs import with_costs
 from penstock.errors import PenstockError
 from penstock.plan.plan import Plan, Stage
@@ -85,11 +85,8 @@ def simulate_peaks(problem: PlanningProblem, plan: Plan) -> tuple[float, ...]:
 
 def with_memory(problem: PlanningProblem, memory_bytes: float) -> PlanningProblem:
     """The question for devices of so much memory."""
-    hosts = tuple(
-        replace(host, devices=tuple(replace(d, memory_bytes=memory_bytes) for d in host.devices))
-        for host in problem.cluster.hosts
-    )
-    return replace(problem, cluster=replace(problem.cluster, hosts=hosts))
+    cluster = with_devices(problem.cluster, lambda d: replace(d, memory_bytes=memory_bytes))
+    return replace(problem, cluster=cluster)
 
 
 def balanced(random: Random, stages: int, size: int) -> ModelProfile:

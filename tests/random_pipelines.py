@@ -4,7 +4,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from random import Random
 
-from penstock.cluster.cluster import Cluster, Device, Host
+from penstock.cluster.cluster import Cluster, Device, Host, with_devices
 from penstock.plan.plan import SHARDINGS, Plan, Stage
 from penstock.profile.model_profile import (
     Affine,
@@ -154,12 +154,9 @@ def some_stream(random: Random, cluster: Cluster) -> Cluster:
     """
     if not all(device.overlaps_communication for device in cluster.devices):
         return cluster
-
-    def streaming(device: Device) -> Device:
-        return replace(device, concurrent_passes=random.random() < 0.6)
-
-    hosts = (replace(host, devices=tuple(map(streaming, host.devices))) for host in cluster.hosts)
-    return replace(cluster, hosts=tuple(hosts))
+    return with_devices(
+        cluster, lambda device: replace(device, concurrent_passes=random.random() < 0.6)
+    )
 
 
 def random_device(random: Random, overlaps: bool) -> Device:

@@ -27,7 +27,6 @@ def small_shapes(
     most_groups: int = 3,
     most_micro_batches: int = 4,
     style: PlacementStyle | None = None,
-    limited: bool = True,
 ) -> PipelineShape:
     """Unequal stages in any placement, some without a cost, some with little memory."""
     chosen = draw(st.sampled_from(STYLES)) if style is None else style
@@ -49,8 +48,8 @@ def small_shapes(
         stages,
         micro_batches,
         placement=placement,
-        in_flight_limit=draw(st.one_of(st.just(()), limits.map(tuple))) if limited else (),
+        in_flight_limit=draw(st.one_of(st.just(()), limits.map(tuple))),
         costs=costs,
-        memory_bytes=draw(st.one_of(st.just(()), roomy.map(tuple))) if limited else (),
+        memory_bytes=draw(st.one_of(st.just(()), roomy.map(tuple))),
         mirrored=mirrored,
     )

@@ -104,11 +104,6 @@ class HostWait:
     why: str
     calls: tuple[str, ...]
 
-    @property
-    def is_of_penstock(self) -> bool:
-        """Whether penstock's own code made the host wait, and neither a model's nor a test's."""
-        return self.calls[0].startswith("penstock/")
-
     def within(self, function: str) -> bool:
         """Whether a function of penstock of this name was running."""
         own = (call for call in self.calls if call.startswith("penstock/"))

@@ -5,13 +5,17 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 import grimp
 import networkx
 import pytest
 
 import penstock
+
+Node = TypeVar("Node", bound=ast.AST)
 
 SOURCE = Path(penstock.__file__).parent
 ROOT = SOURCE.parent.parent
@@ -107,14 +111,15 @@ def place_of(path: Path) -> str:
     return path.relative_to(SOURCE).as_posix()
 
 
+@cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def functions_of(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
+def nodes(kind: type[Node]) -> Iterator[tuple[Path, Node]]:
+    """All nodes of a kind in the package, each with its file."""
+    for path in MODULES:
+        yield from ((path, node) for node in ast.walk(tree_of(path)) if isinstance(node, kind))
 
 
 def test_imports_point_down() -> None:
@@ -163,13 +168,10 @@ def shared_package(modules: Iterable[str]) -> str:
 
 def test_a_package_gives_few_names_to_others() -> None:
     given: dict[str, set[str]] = {package: set() for package in NAMES_GIVEN}
-    for path in MODULES:
-        own = path.relative_to(SOURCE).parts[0]
-        for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                package = node.module.removeprefix("penstock.").partition(".")[0]
-                if package in given and package != own:
-                    given[package] |= {alias.name for alias in node.names}
+    for path, node in nodes(ast.ImportFrom):
+        package = (node.module or "").removeprefix("penstock.").partition(".")[0]
+        if package in given and package != path.relative_to(SOURCE).parts[0]:
+            given[package] |= {alias.name for alias in node.names}
     counts = {package: len(names) for package, names in given.items()}
     print("names given to other packages:", counts)
     assert all(counts[package] <= most for package, most in NAMES_GIVEN.items())
@@ -189,13 +191,9 @@ def test_few_names_are_defined_twice() -> None:
 def test_a_class_holds_few_attributes_and_little_code() -> None:
     large = {
         f"{place_of(path)}: {node.name}"
-        for path in MODULES
-        for node in ast.walk(tree_of(path))
-        if isinstance(node, ast.ClassDef)
-        and (
-            len(assigned_attributes(node)) > MOST_ATTRIBUTES_OF_A_CLASS
-            or lines_of_code(path, node) > MOST_LINES_OF_CODE_OF_A_CLASS
-        )
+        for path, node in nodes(ast.ClassDef)
+        if len(assigned_attributes(node)) > MOST_ATTRIBUTES_OF_A_CLASS
+        or lines_of_code(path, node) > MOST_LINES_OF_CODE_OF_A_CLASS
     }
     print("large classes:", *sorted(large), sep="\n")
     assert large == set()
@@ -255,7 +253,9 @@ def named_functions(path: Path) -> Iterator[tuple[str, ast.FunctionDef | ast.Asy
         if isinstance(node, ast.ClassDef)
         for member in node.body
     }
-    for function in functions_of(tree):
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
         yield f"{place_of(path)}: {owners.get(id(function), '')}{function.name}", function
 
 
@@ -284,10 +284,8 @@ def test_the_costs_of_layers_are_read_in_the_rooms_of_costs() -> None:
     rooms = ("core", "costs", "profile", "schedule")
     readers = {
         place_of(path)
-        for path in MODULES
-        if place_of(path).split("/")[0] not in rooms
-        for node in ast.walk(tree_of(path))
-        if isinstance(node, ast.Attribute) and node.attr in COSTS_OF_A_LAYER
+        for path, node in nodes(ast.Attribute)
+        if node.attr in COSTS_OF_A_LAYER and place_of(path).split("/")[0] not in rooms
     }
     print(*(f"{file}: {why}" for file, why in READ_OF_A_LAYER.items()), sep="\n")
     assert readers == READ_OF_A_LAYER.keys() | READ_OF_OTHERS.keys()
@@ -299,11 +297,7 @@ def test_every_module_says_what_it_is() -> None:
 
 def test_everything_that_other_modules_import_is_documented() -> None:
     imported = {
-        (node.module, alias.name)
-        for path in MODULES
-        for node in ast.walk(tree_of(path))
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
+        (node.module, alias.name) for _, node in nodes(ast.ImportFrom) for alias in node.names
     }
     silent = [
         f"{place_of(path)}: {node.name}"
@@ -354,13 +348,9 @@ def private_names(path: Path) -> Iterator[tuple[str, bool]]:
 
 def test_one_file_names_cuda() -> None:
     """Others ask it; commands and recorded calls have only users' word for it."""
-    calls, words = set[str](), set[str]()
-    for path in MODULES:
-        for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.Attribute) and ast.unparse(node) in CUDA_OF_TORCH:
-                calls.add(place_of(path))
-            if isinstance(node, ast.Constant) and node.value == "cuda":
-                words.add(place_of(path))
+    attributes, constants = nodes(ast.Attribute), nodes(ast.Constant)
+    calls = {place_of(path) for path, node in attributes if ast.unparse(node) in CUDA_OF_TORCH}
+    words = {place_of(path) for path, node in constants if node.value == "cuda"}
     assert calls == {"device.py"}
     assert words == {"device.py", *USERS_WORD_FOR_CUDA}
 
@@ -371,10 +361,8 @@ def test_modules_are_named_after_their_concepts() -> None:
 
 def test_a_class_name_means_one_thing() -> None:
     places: dict[str, list[str]] = {}
-    for path in MODULES:
-        for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.ClassDef):
-                places.setdefault(node.name, []).append(place_of(path))
+    for path, node in nodes(ast.ClassDef):
+        places.setdefault(node.name, []).append(place_of(path))
     assert len(places) > 300
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
@@ -412,22 +400,13 @@ SPOKEN = re.compile(
 CODE_SPAN = re.compile(r"``[^`]*``|`[^`]*`")
 
 
-def docstrings_of(path: Path) -> Iterator[tuple[int, str]]:
-    """The line and the text of each docstring, those of constants and fields included."""
-    for node in ast.walk(tree_of(path)):
-        match node:
-            case ast.Expr(value=ast.Constant(value=str() as text)):
-                yield node.lineno, text
-            case _:
-                pass
-
-
 def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
+    """Those of constants and fields too."""
     wrong = [
-        f"{place_of(path)}:{line}: {text.partition(chr(10))[0]}"
-        for path in MODULES
-        for line, text in docstrings_of(path)
-        if NO_FIRST_WORD.match(text)
+        f"{place_of(path)}:{node.lineno}: {text.partition(chr(10))[0]}"
+        for path, node in nodes(ast.Expr)
+        for text in [node.value.value if isinstance(node.value, ast.Constant) else ""]
+        if isinstance(text, str) and NO_FIRST_WORD.match(text)
     ]
     assert "\n".join(wrong) == ""
 

@@ -40,37 +40,36 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return bound
 
 
-def started_as(monkeypatch: pytest.MonkeyPatch, local_rank: int, local_ranks: int) -> None:
-    monkeypatch.setenv("LOCAL_RANK", str(local_rank))
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local_ranks))
-
-
-def test_each_rank_has_its_own_gpu(gpus: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    for asked in (None, "cuda"):
-        found: list[str] = []
-        for local_rank in range(2):
-            started_as(monkeypatch, local_rank, 2)
-            found.append(str(device.own_device(asked)))
-        assert found == ["cuda:0", "cuda:1"]
-    assert gpus == [0, 1, 0, 1]
-
-
-def test_ranks_beyond_the_last_gpu_share_if_asked_and_else_use_the_cpu(
-    gpus: list[int], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("rank", "ranks", "asked", "shown", "expected"),
+    [
+        *[(rank, 2, asked, 2, f"cuda:{rank}") for rank in (0, 1) for asked in (None, "cuda")],
+        # Ranks beyond the last GPU share if they are to have one, and else use the CPU.
+        (2, 3, None, 2, "cpu"),
+        (2, 3, "cuda", 2, "cuda:0"),
+        # A rank that is shown one of several GPUs has it.
+        (1, 2, None, 1, "cpu"),
+        (1, 2, None, "1", "cuda:0"),
+    ],
+)
+def test_the_device_of_a_rank(
+    rank: int,
+    ranks: int,
+    asked: str | None,
+    shown: int | str,
+    expected: str,
+    gpus: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    started_as(monkeypatch, 2, 3)
-    assert device.own_device(None) == torch.device("cpu")
-    assert device.own_device("cuda") == torch.device("cuda", 0)
-
-
-def test_a_rank_that_is_shown_one_gpu_of_several_has_it(
-    gpus: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started_as(monkeypatch, 1, 2)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert device.own_device(None) == torch.device("cpu")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert device.own_device(None) == torch.device("cuda", 0)
+    """``shown`` are how many GPUs, or those that the environment names."""
+    monkeypatch.setenv("LOCAL_RANK", str(rank))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2 if shown == 2 else 1)
+    if isinstance(shown, str):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    found = device.own_device(asked)
+    assert str(found) == expected
+    assert gpus == ([] if expected == "cpu" else [found.index])
 
 
 def test_a_gpu_that_is_not_here_is_refused_in_one_line(

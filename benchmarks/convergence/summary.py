@@ -18,27 +18,9 @@ DIVERGED = 1e4
 """From this mean loss on a run counts as diverged."""
 
 OTHER_LEADS = ("spectrain-published", "spectrain-measured")
-SGD_METHODS = (
-    "synchronous",
-    "vanilla",
-    "pipedream",
-    "2bw",
-    "spectrain",
-    *OTHER_LEADS,
-    "spectrain-v2",
-    "pipeoptim",
-)
-ADAM_METHODS = (
-    "synchronous",
-    "vanilla",
-    "pipedream",
-    "2bw",
-    "spectrain",
-    *OTHER_LEADS,
-    "xpipe",
-    "pipeoptim",
-)
 MUON_METHODS = ("synchronous", "vanilla", "pipedream", "2bw")
+ADAM_METHODS = (*MUON_METHODS, "spectrain", *OTHER_LEADS, "xpipe", "pipeoptim")
+SGD_METHODS = (*MUON_METHODS, "spectrain", *OTHER_LEADS, "spectrain-v2", "pipeoptim")
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,14 +232,3 @@ def in_words(value: tuple[float, float] | None) -> str:
         return "diverged"
     mean, half = value
     return f"{mean:.3f} ± {half:.3f}" if mean < DIVERGED else f"diverged (10^{log10(mean):.0f})"
-
-
-def errors_table(cases: list[dict[str, Any]]) -> list[str]:
-    """How far predicted weights were from those that came, over how far the newest were."""
-    lines = ["| case | method | predicted error over stale error, stage 0 on |", "|---|---|---|"]
-    for case in cases:
-        for row in case["rows"]:
-            if any(predicted for predicted, _ in row["errors"]):
-                ratios = ", ".join(f"{p / s:.2f}" if p else "-" for p, s in row["errors"])
-                lines.append(f"| {case['case']} | `{row['method']}` | {ratios} |")
-    return lines

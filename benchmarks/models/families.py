@@ -12,7 +12,6 @@ import torch
 import torchvision
 from torch import nn
 
-LIBRARIES = {"torchvision": torchvision.__version__, "timm": timm.__version__}
 SAMPLES = 4
 CLASSES = 4
 MEMBERS_TRIED = 6

@@ -9,7 +9,7 @@ from penstock.advice.assessment import PlannedPipeline
 from penstock.advice.baselines import rivals_of
 from penstock.advice.compare import Comparison, compare_plans
 from penstock.advice.explain import explain_plan, explanation_words
-from penstock.cluster.cluster import Cluster, with_boundless_memory
+from penstock.cluster.cluster import Cluster, with_boundless_memory, with_devices
 from penstock.cluster.toml_file import find_cluster
 from penstock.errors import Infeasible
 from penstock.plan.plan import Plan
@@ -140,28 +140,16 @@ def within_memory_of(
     most_bytes = max(best.outcome.prediction.peak_memory_bytes)
     found = search
     if peak_bytes_of(search) > most_bytes:
-        held = replace(problem, cluster=with_memory(problem.cluster, most_bytes))
+        cluster = with_devices(
+            problem.cluster, lambda d: replace(d, memory_bytes=min(d.memory_bytes, most_bytes))
+        )
+        held = replace(problem, cluster=cluster)
         (found,) = compare_plans(held, ["search"], [AUTO], process_time, limit_s=limit_s)
     return {
         "memory_bytes": most_bytes,
         "faster": ratio(best, found),
         "answer": vars(answer_of(found)),
     }
-
-
-def with_memory(cluster: Cluster, most_bytes: float) -> Cluster:
-    """The cluster with at most so much memory on each device."""
-    hosts = tuple(
-        replace(
-            host,
-            devices=tuple(
-                replace(device, memory_bytes=min(device.memory_bytes, most_bytes))
-                for device in host.devices
-            ),
-        )
-        for host in cluster.hosts
-    )
-    return replace(cluster, hosts=hosts)
 
 
 def plan_of(found: Comparison) -> Plan | None:

@@ -21,13 +21,13 @@ from itertools import pairwise
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path += [str(HERE.parent / "prediction"), str(HERE.parent / "reliability")]
+sys.path.append(str(HERE.parent / "prediction"))
 
-from chaos import machine  # noqa: E402
 from other_load import other_load  # noqa: E402
 
 from penstock.cluster.toml_file import find_cluster  # noqa: E402
 from penstock.errors import PenstockError  # noqa: E402
+from penstock.machine import processor_name  # noqa: E402
 from penstock.plan.plan import Plan, Stage  # noqa: E402
 from penstock.profile.find import find_profile  # noqa: E402
 from penstock.profile.model_profile import ModelProfile  # noqa: E402
@@ -215,7 +215,7 @@ def main() -> None:
         )
         if given.out:
             document = {
-                "machine": machine(),
+                "machine": processor_name(),
                 "cores": os.cpu_count(),
                 "transport": "shared memory",
                 "at": datetime.now(UTC).isoformat(timespec="seconds"),

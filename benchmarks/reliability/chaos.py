@@ -37,9 +37,11 @@ from faults import (
     reached,
     strike,
 )
-from runs import Place, Run, Start, be_apart, begin, kill_all, place_in, read
+from runs import Place, Run, Start, be_apart, begin, kill_all, place_in
 from unbroken import COSTS, JOB, Unbroken, unbroken
 from verdict import clean_up_after, flaws_of_end, flaws_of_resumed
+
+from penstock.machine import processor_name
 
 DISK_BYTES = 96 << 20
 
@@ -202,19 +204,11 @@ def add(fault: Fault, path: Path) -> None:
         faults = [known for known in faults if known["seed"] != fault.seed]
         document = {
             "date": datetime.now(UTC).date().isoformat(),
-            "machine": machine(),
+            "machine": processor_name(),
             "cores": os.cpu_count(),
             "faults": sorted([*faults, asdict(fault)], key=lambda found: found["seed"]),
         }
         path.write_text(json.dumps(document, indent=1) + "\n")
-
-
-def machine() -> str:
-    """The name of the processor."""
-    for line in read("/proc/cpuinfo").decode().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return "unknown"
 
 
 if __name__ == "__main__":

@@ -26,10 +26,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from chaos import machine
 from faults import DAMAGES, damage
 from flatness import trends_of
 from runs import HERE, Place, Run, Start, be_apart, begin, kill_all, place_in, read
+
+from penstock.machine import processor_name
 
 JOB = HERE / "soak.toml"
 RANKS = 4
@@ -270,7 +271,7 @@ def written(soak: Soak, minutes: int, difference: float | None, path: Path) -> S
         flaws.append(f"losses differ by {difference:.1e} of the largest")
     document = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
-        "machine": machine(),
+        "machine": processor_name(),
         "cores": os.cpu_count(),
         "minutes": minutes,
         "steps": len(losses(soak.place)),

@@ -5,8 +5,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-DOCS = ROOT / "docs"
-PAGE = (DOCS / "how-it-works" / "architecture.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how-it-works" / "architecture.md").read_text(encoding="utf-8")
 
 
 def defined_in(source: str) -> set[str]:
@@ -26,39 +25,46 @@ def defined_in(source: str) -> set[str]:
 PACKAGE_ROW = re.compile(r"^\| (`\w+`(?:, `\w+`)*) \| .* \|$", re.MULTILINE)
 
 
+def part(heading: str) -> str:
+    """The part of the page below a heading."""
+    return PAGE.partition(f"## {heading}")[2].partition("\n## ")[0]
+
+
+def names_in(path: str) -> set[str]:
+    """What a file of the package defines."""
+    return defined_in((ROOT / "src" / "penstock" / path).read_text(encoding="utf-8"))
+
+
 def test_the_eight_files_define_what_they_show() -> None:
-    table = PAGE.partition("## Read these eight files first")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| `([\w/]+\.py)` \| (.*) \|$", table, re.MULTILINE)
+    rows = re.findall(
+        r"^\| `([\w/]+\.py)` \| (.*) \|$", part("Read these eight files first"), re.MULTILINE
+    )
     assert len(rows) == 8
     for path, shows in rows:
-        names = set(re.findall(r"`(\w+)`", shows))
-        assert names <= defined_in((ROOT / "src" / "penstock" / path).read_text("utf-8")), path
+        assert set(re.findall(r"`(\w+)`", shows)) <= names_in(path), path
 
 
 def test_every_package_has_its_row() -> None:
-    table = PAGE.partition("## The packages")[2].partition("\n## ")[0]
-    named = [name for cell in PACKAGE_ROW.findall(table) for name in re.findall(r"\w+", cell)]
+    cells = PACKAGE_ROW.findall(part("The packages"))
+    named = [name for cell in cells for name in re.findall(r"\w+", cell)]
     rooms = {p.stem for p in (ROOT / "src" / "penstock").glob("[a-z]*") if p.name != "py.typed"}
     assert sorted(named) == sorted(rooms)
 
 
 def test_the_walk_of_a_job_names_files_and_what_they_define() -> None:
-    walk = PAGE.partition("## The walk of a job")[2].partition("\n## ")[0]
+    walk = part("The walk of a job")
     paths = re.findall(r"`([\w/]+\.py)`", walk)
     assert len(paths) == 20
-    sources = [(ROOT / "src" / "penstock" / path).read_text(encoding="utf-8") for path in paths]
     names = set(re.findall(r"`([a-z]+_[a-z_]+)`", walk))
     assert {"run_rank", "costs_of", "planned_part", "train_part"} < names
-    assert names - set().union(*map(defined_in, sources)) == set()
+    assert names - set().union(*map(names_in, paths)) == set()
 
 
 def test_the_walk_of_a_plan_names_files_and_what_they_define() -> None:
-    walk = PAGE.partition("## The walk of a plan")[2].partition("\n## ")[0]
-    named = re.findall(r"`([\w/]+\.py)`(?:,\s+`(\w+)`)?", walk)
+    named = re.findall(r"`([\w/]+\.py)`(?:,\s+`(\w+)`)?", part("The walk of a plan"))
     assert len(named) == 20
     for path, name in named:
-        source = (ROOT / "src" / "penstock" / path).read_text(encoding="utf-8")
-        assert not name or name in defined_in(source), (path, name)
+        assert not name or name in names_in(path), (path, name)
 
 
 def test_a_name_that_is_only_imported_is_not_defined() -> None:

@@ -1,22 +1,15 @@
 """Benchmarks run as documented, and their pages have the tables that they print."""
 
 import json
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from docs.test_pages import ROOT, succeed
 from scripts import script_at
-
-ROOT = Path(__file__).parent.parent.parent
 
 
 def output_of(*command: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return succeed([sys.executable, *command], ROOT)
 
 
 def test_the_benchmark_prints_one_json_object_with_the_part_that_was_asked_for() -> None:

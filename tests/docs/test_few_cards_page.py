@@ -1,60 +1,46 @@
 """The commands of the part on a few cards, as printed, answer what it says."""
 
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from docs.test_pages import DOCS, blocks_in, succeed, texts, write_files
 
 from penstock.measure.hardware import hardware_named
 
-PAGE = Path(__file__).parents[2] / "docs" / "guides" / "large-models.md"
+PAGE = DOCS / "guides" / "large-models.md"
 _, _, TEXT = PAGE.read_text(encoding="utf-8").partition("\n## Fine-tune on a few cards\n")
+BLOCKS = blocks_in(TEXT)
 PARAMETERS_OF_LLAMA_8B = 8_030_261_248
-
-
-def run(line: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-    program = [sys.executable, "-c", "from penstock.cli import main; main()"]
-    return subprocess.run(
-        [*program, *shlex.split(line)[1:]],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "400"},
-        capture_output=True,
-        text=True,
-    )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_commands_plan_what_the_page_says(tmp_path: Path) -> None:
-    blocks = re.findall(r"^```(\w+)\n(.*?)^```", TEXT, re.M | re.S)
-    texts: dict[str, list[str]] = {}
-    for language, text in blocks:
-        texts.setdefault(language, []).append(text)
-    (tmp_path / "config.json").write_text(texts["json"][0], encoding="utf-8")
-    for text in (*texts["toml"], *texts["python"]):
-        (tmp_path / text.partition("\n")[0].removeprefix("# ")).write_text(text, encoding="utf-8")
-    for commands, expected in zip(texts["console"], texts["text"], strict=True):
-        printed = ""
-        for line in commands.splitlines():
-            done = run(line, tmp_path)
-            assert done.returncode == 0, f"{line}\n{done.stderr}"
-            printed = done.stdout
+def test_the_commands_plan_what_the_page_says(
+    penstock: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "400")
+    Path("config.json").write_text(texts(BLOCKS, "json")[0], encoding="utf-8")
+    write_files(BLOCKS, tmp_path)
+    consoles = texts(BLOCKS, "console")
+    for commands, expected in zip(consoles, texts(BLOCKS, "text"), strict=True):
+        printed = [succeed(shlex.split(line), tmp_path) for line in commands.splitlines()][-1]
         assert [line.rstrip() for line in printed.splitlines()] == expected.splitlines()
     rates: list[str] = []
     for name in ("full", "nf4"):
-        told = run(f"penstock simulate {name}-plan.json --json", tmp_path)
-        rates.append(f"{round(json.loads(told.stdout)['tokens_per_s'], -1):,.0f}")
+        told = succeed(["penstock", "simulate", f"{name}-plan.json", "--json"], tmp_path)
+        rates.append(f"{round(json.loads(told)['tokens_per_s'], -1):,.0f}")
     rows = re.findall(r"^\| the plan above, .* \| \| ([\d,]+) \|$", TEXT, re.M)
     assert rows == rates
-    host = (tmp_path / "two-4090.toml").read_text().replace('"256 GB"', '"50 GB"')
-    (tmp_path / "two-4090.toml").write_text(host)
-    refused = run(texts["console"][0].splitlines()[-1], tmp_path)
-    assert "have 50.0 GB (key memory)" in refused.stderr
+    host = Path("two-4090.toml")
+    host.write_text(host.read_text().replace('"256 GB"', '"50 GB"'))
+    refused = penstock(*shlex.split(consoles[0].splitlines()[-1])[1:])
+    assert "have 50.0 GB (key memory)" in refused.errors
 
 
 def test_what_a_published_rate_means_for_a_card() -> None:

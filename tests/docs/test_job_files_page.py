@@ -1,35 +1,27 @@
 """The files and commands of the page on job files, as printed, in an empty folder."""
 
 import json
-import os
-import re
-import subprocess
-import sys
 from itertools import islice
 from pathlib import Path
 from pydoc_data.topics import topics
 
 import pytest
+from docs.test_pages import DOCS, blocks_in, succeed, texts, write_files
 
 from penstock.train.job_file import find_job
 from penstock.train.profile_job import built_model
 
-PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "job-files.md").read_text(encoding="utf-8")
-EXISTING, _, OWN = PAGE.partition("\n## From functions\n")
-"""The part on existing models and data, and the part on functions of one's own."""
-
-
-def blocks(language: str, part: str = EXISTING) -> list[str]:
-    """The code blocks of one language in a part of the page."""
-    return re.findall(rf"```{language}\n(.*?)```", part, re.DOTALL)
+PAGE = (DOCS / "guides" / "job-files.md").read_text(encoding="utf-8")
+EXISTING, OWN = map(blocks_in, PAGE.split("\n## From functions\n"))
+"""The blocks on existing models and data, and those on functions of one's own."""
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """The files of the first part, and some English text."""
-    (tmp_path / "config.json").write_text(blocks("json")[0])
+    (tmp_path / "config.json").write_text(texts(EXISTING, "json")[0])
     (tmp_path / "text.txt").write_text("\n\n".join(topics[name] for name in sorted(topics)[:9]))
-    (tmp_path / "my_pictures.py").write_text(blocks("python")[0])
+    write_files(EXISTING, tmp_path)
     return tmp_path
 
 
@@ -37,31 +29,23 @@ def folder(tmp_path: Path) -> Path:
 def test_a_configuration_and_a_text_become_a_verified_run_without_a_line_of_python(
     folder: Path,
 ) -> None:
-    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": programs, "OMP_NUM_THREADS": "1"}
-    commands = blocks("console")[0].splitlines()
+    commands = texts(EXISTING, "console")[0].splitlines()
     assert len(commands) <= 5
-    errors = ""
     for command in commands:
-        done = subprocess.run(
-            command.split(), cwd=folder, env=environment, capture_output=True, text=True
-        )
-        assert done.returncode == 0, f"{command}\n{done.stderr}"
-        errors = done.stderr
-    assert "step 1: equal to your module" in errors
+        succeed(command.split(), folder)
     report = (folder / "run" / "report.html").read_text(encoding="utf-8")
     assert "model.layers" in report
-    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
-    losses = [json.loads(line)["loss"] for line in lines]
-    assert len(losses) == 4
-    assert losses[-1] < losses[0]
+    rows = list(map(json.loads, (folder / "run" / "metrics.jsonl").read_text().splitlines()))
+    assert rows[0]["verified"].startswith("equal to your module")
+    assert len(rows) == 4
+    assert rows[-1]["loss"] < rows[0]["loss"]
 
 
 def test_each_job_of_the_first_part_has_a_model_and_batches(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(folder)
-    jobs = blocks("toml")
+    jobs = texts(EXISTING, "toml")
     assert len(jobs) == 3
     for number, text in enumerate(jobs):
         path = folder / f"job{number}.toml"
@@ -75,23 +59,14 @@ def test_each_job_of_the_first_part_has_a_model_and_batches(
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_functions_become_a_run_and_a_script_as_printed(tmp_path: Path) -> None:
-    for text in (*blocks("python", OWN), *blocks("toml", OWN)):
-        name = re.match(r"# (\S+)\n", text)
-        path = tmp_path / (name[1] if name else "variation.toml")
-        path.write_text(text)
-        # A block without a name shows some settings of a job: it is a job file too.
-        assert name or find_job(str(path)).accumulate == 4
-    commands = [line for block in blocks("console", OWN) for line in block.splitlines()]
+    write_files(OWN, tmp_path)
+    # A block without a name shows some settings of a job: it is a job file too.
+    (settings,) = texts((block for block in OWN if not block.file), "toml")
+    (tmp_path / "variation.toml").write_text(settings)
+    assert find_job(str(tmp_path / "variation.toml")).accumulate == 4
+    commands = "".join(texts(OWN, "console")).splitlines()
     assert len(commands) == 7
-    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": programs, "OMP_NUM_THREADS": "1"}
-    output = ""
-    for command in commands:
-        done = subprocess.run(
-            command.split(), cwd=tmp_path, env=environment, capture_output=True, text=True
-        )
-        assert done.returncode == 0, f"{command}\n{done.stderr}"
-        output = done.stdout
+    output = [succeed(command.split(), tmp_path) for command in commands][-1]
     # The last command is the script of one's own: its last line is a step and a loss.
     step, loss = output.splitlines()[-1].split()
     assert step == "50"

@@ -1,50 +1,33 @@
 """The commands of the page on large models, exactly as printed, after its program."""
 
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from docs.test_pages import DOCS, blocks_in, succeed, texts, write_files
 
-PAGE = Path(__file__).parents[2] / "docs" / "guides" / "large-models.md"
+PAGE = DOCS / "guides" / "large-models.md"
 TEXT, _, _ = PAGE.read_text(encoding="utf-8").partition("\n## Fine-tune on a few cards\n")
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", TEXT, re.M | re.S)
-
-
-def run(command: list[str], folder: Path) -> str:
-    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": programs, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
-    return done.stdout
+BLOCKS = blocks_in(TEXT)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_program_and_commands_print_and_plan_what_the_page_says(tmp_path: Path) -> None:
-    program: list[str] = []
-    for language, text in BLOCKS:
-        if match := re.match(r"# (\S+\.(?:py|toml))\n", text):
-            (tmp_path / match[1]).write_text(text, encoding="utf-8")
-        elif language == "python":
-            program.append(text)
+    write_files(BLOCKS, tmp_path)
+    program = texts((block for block in BLOCKS if not block.file), "python")
     (tmp_path / "program.py").write_text("\n\n".join(program), encoding="utf-8")
-    printed = run([sys.executable, "program.py"], tmp_path)
-    said = [text for language, text in BLOCKS if language == "text"]
+    printed = succeed([sys.executable, "program.py"], tmp_path)
+    said = texts(BLOCKS, "text")
     assert len(said) == 2
     assert [text for text in said if text not in printed] == []
 
-    commands = re.findall(
-        r"^(.+)$", "".join(text for language, text in BLOCKS if language == "console"), re.M
-    )
+    commands = [line for text in texts(BLOCKS, "console") for line in text.splitlines() if line]
     assert len(commands) == 6
     for command in commands:
-        run(command.split(), tmp_path)
+        succeed(command.split(), tmp_path)
     plan_8b, plan_70b = (
         json.loads((tmp_path / f"{name}.predicted.json").read_text(encoding="utf-8"))
         for name in ("plan-8b", "plan-70b")

@@ -1,37 +1,21 @@
 """The commands of the page on other frameworks run as printed, and find what its table says."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from docs.test_pages import DOCS, blocks_in, succeed, texts, write_files
 
-PAGE = Path(__file__).parents[2] / "docs" / "guides" / "other-frameworks.md"
-TEXT = PAGE.read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", TEXT, re.M | re.S)
+TEXT = (DOCS / "guides" / "other-frameworks.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| (?:.+) \| `([\w-]+)` \| (\d+) ms \| ([\d.]+) % \|$", re.M)
-COMMANDS = "".join(text for language, text in BLOCKS if language == "console")
 
 
 @pytest.mark.timeout(600)
 def test_the_commands_run_and_find_what_the_table_says(tmp_path: Path) -> None:
-    for _, text in BLOCKS:
-        if match := re.match(r"# ([\w.]+)\n", text):
-            (tmp_path / match[1]).write_text(text, encoding="utf-8")
-    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": programs, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        ["bash", "-e", "-c", COMMANDS],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    blocks = blocks_in(TEXT)
+    write_files(blocks, tmp_path)
+    succeed(["bash", "-e", "-c", "".join(texts(blocks, "console"))], tmp_path)
     rows = ROW.findall(TEXT)
     assert [row[0] for row in rows] == ["1f1b", "1f1b", "zb-h1", "gpipe"]
     names = ("even", "plan", "zb", "naive")

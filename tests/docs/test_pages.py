@@ -3,6 +3,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,18 +56,45 @@ def is_part_of(excerpt: str, whole: str) -> bool:
     return all(line.strip() in rest for line in excerpt.strip().splitlines())
 
 
+def blocks_in(text: str) -> list[Block]:
+    return [Block(*found) for found in FENCE.findall(text)]
+
+
 def blocks_of(page: Path) -> list[Block]:
-    return [Block(*found) for found in FENCE.findall(page.read_text(encoding="utf-8"))]
+    return blocks_in(page.read_text(encoding="utf-8"))
+
+
+def texts(blocks: Iterable[Block], language: str) -> list[str]:
+    return [block.text for block in blocks if block.language == language]
 
 
 def name_of(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
-def write_files(page: Path, folder: Path) -> None:
-    for block in blocks_of(page):
+def write_files(blocks: Iterable[Block], folder: Path) -> None:
+    for block in blocks:
         if block.file:
             (folder / block.file).write_text(block.text, encoding="utf-8")
+
+
+def losses_in(printed: str) -> list[float]:
+    """The losses of lines such as ``step 3 loss 0.25``."""
+    return [float(loss) for loss in re.findall(r"^step \d+ loss (\S+)$", printed, re.MULTILINE)]
+
+
+def plain_losses(script: Any, optimizer: Any, steps: int) -> list[float]:
+    """The losses of the model of a page's script, which plain torch trains."""
+    model, losses = script.model(), list[float]()
+    optimizer = optimizer(model.parameters())
+    for step in range(steps):
+        inputs, targets = script.batch(step)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
 
 
 def succeed(command: list[str], folder: Path) -> str:
@@ -82,19 +110,22 @@ def succeed(command: list[str], folder: Path) -> str:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=COMMANDS_S,
-        check=False,
     )
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
+def command_of(page: Path, script: str) -> str:
+    """The command of a page that starts this script on some ranks."""
+    lines = (line for block in blocks_of(page) for line in block.text.splitlines())
+    (command,) = (line for line in lines if line.startswith("torchrun") and script in line)
+    return command
+
+
 def torchrun_of(page: Path, script: str, folder: Path) -> str:
     """What the command of a page with this script prints, run in ``folder`` as it stands."""
     (folder / "examples").symlink_to(ROOT / "examples")
-    lines = (line for block in blocks_of(page) for line in block.text.splitlines())
-    (command,) = (line for line in lines if line.startswith("torchrun") and script in line)
-    return succeed(command.split(), folder)
+    return succeed(command_of(page, script).split(), folder)
 
 
 def run_in_a_fork(folder: Path, file: str) -> None:
@@ -125,7 +156,7 @@ SLOW = {"large-models.md"}
     ],
 )
 def test_the_examples_of_a_page_run(page: Path, tmp_path: Path) -> None:
-    write_files(page, tmp_path)
+    write_files(blocks_of(page), tmp_path)
     program = "\n\n".join(block.text for block in blocks_of(page) if block.is_example)
     (tmp_path / "examples_of_the_page.py").write_text(program, encoding="utf-8")
     run_in_a_fork(tmp_path, "examples_of_the_page.py")
@@ -134,7 +165,7 @@ def test_the_examples_of_a_page_run(page: Path, tmp_path: Path) -> None:
 def test_the_script_of_the_readme_trains_under_torchrun_as_torch_does_alone(tmp_path: Path) -> None:
     readme = ROOT / "README.md"
     assert "Plan(" not in readme.read_text(encoding="utf-8")
-    write_files(readme, tmp_path)
+    write_files(blocks_of(readme), tmp_path)
     (loss,) = re.fullmatch(r"loss (0\.\d+)\n", torchrun_of(readme, "train.py", tmp_path)).groups()
     own: dict[str, Any] = {}
     exec((tmp_path / "train.py").read_text(encoding="utf-8").partition("pipe = ")[0], own)

@@ -2,28 +2,22 @@
 
 import inspect
 import re
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
+from docs.test_pages import DOCS, ROOT
+from scripts import script_at
 
 import penstock
 
-REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 WITH_EXAMPLES = [
     name for name in penstock.__all__ if ">>> " in (getattr(penstock, name).__doc__ or "")
 ]
 
 
-def extension() -> ModuleType:
+def extension() -> Any:
     """The extension of mkdocstrings; it is no part of the package."""
-    spec = spec_from_file_location("doctest_blocks", REFERENCE / "doctest_blocks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script_at("docs/reference/doctest_blocks.py", "doctest_blocks")
 
 
 def test_examples_are_no_quotations() -> None:
@@ -42,9 +36,7 @@ def test_examples_are_no_quotations() -> None:
 
 def test_parameters_have_a_table_of_types_and_defaults() -> None:
     griffe = pytest.importorskip("griffe")
-    package = griffe.load(
-        "penstock.report.gantt_text", search_paths=[str(REFERENCE.parents[1] / "src")]
-    )
+    package = griffe.load("penstock.report.gantt_text", search_paths=[str(ROOT / "src")])
     table = extension().parameter_table(package["gantt"])
     assert "| `timeline` | <code>Timeline</code> | needed |" in table
     assert "| `colour` | <code>bool</code> | <code>True</code> |" in table
@@ -52,11 +44,11 @@ def test_parameters_have_a_table_of_types_and_defaults() -> None:
 
 
 def test_every_public_name_is_stable_or_may_change() -> None:
-    page = (REFERENCE / "python.md").read_text(encoding="utf-8")
+    page = (DOCS / "reference" / "python.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (?:stable|may change) \|(.*)\|$", page, re.MULTILINE)
     assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == penstock.__all__
 
 
 def test_the_site_uses_the_extension() -> None:
-    site = (REFERENCE.parents[1] / "mkdocs.yml").read_text(encoding="utf-8")
+    site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert "extensions: [docs/reference/doctest_blocks.py]" in site

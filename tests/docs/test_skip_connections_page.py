@@ -1,13 +1,20 @@
 """Skip connections in the guide to losses: the script trains as one process, with its messages."""
 
-import re
 from pathlib import Path
 
 import pytest
-from docs.test_pages import DOCS, blocks_of, write_files
+from docs.test_pages import (
+    DOCS,
+    PRINTED,
+    blocks_of,
+    command_of,
+    losses_in,
+    plain_losses,
+    texts,
+    write_files,
+)
 from scripts import script_at
 from started_scripts import as_torchrun_would
-from torch import nn
 
 from penstock.plan.plan import Plan, Stage
 
@@ -31,26 +38,9 @@ def test_so_many_results_are_sent_where_each_stage_reads_all_earlier_ones(
 
 
 def test_the_script_trains_as_one_process_does(tmp_path: Path) -> None:
-    write_files(PAGE, tmp_path)
-    command, said = (
-        next(
-            block.text
-            for block in blocks_of(PAGE)
-            if block.language == language and has in block.text
-        )
-        for language, has in (("console", "residuals.py"), ("text", " messages, "))
-    )
-    printed = as_torchrun_would(command.strip(), tmp_path)
-    assert printed.endswith(said)
-    losses = [float(loss) for loss in re.findall(r"^step \d+ loss (\S+)$", printed, re.MULTILINE)]
+    write_files(blocks_of(PAGE), tmp_path)
+    printed = as_torchrun_would(command_of(PAGE, "residuals.py"), tmp_path)
+    assert printed.endswith(next(t for t in texts(blocks_of(PAGE), "text") if " messages, " in t))
     script = script_at(str(tmp_path / "residuals.py"), "residuals_of_the_guide")
-    model = script.model()
-    optimizer = script.optimizer(model.parameters())
-    assert len(losses) == 10
-    for step, found in enumerate(losses):
-        inputs, targets = script.batch(step)
-        optimizer.zero_grad()
-        loss = nn.functional.mse_loss(model(inputs), targets)
-        loss.backward()
-        optimizer.step()
-        assert found == pytest.approx(loss.item(), rel=1e-4, abs=2e-6)
+    plain = plain_losses(script, script.optimizer, 10)
+    assert losses_in(printed) == pytest.approx(plain, rel=1e-4, abs=PRINTED)

@@ -1,39 +1,39 @@
 """The guide to tensor groups: its script trains as one device, and its plan has groups."""
 
 import json
-import re
+from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
-from docs.test_pages import DOCS, blocks_of, run_in_a_fork, succeed, write_files
+from docs.test_pages import (
+    DOCS,
+    blocks_of,
+    command_of,
+    losses_in,
+    plain_losses,
+    run_in_a_fork,
+    succeed,
+    texts,
+    write_files,
+)
 from scripts import script_at
 from started_scripts import as_torchrun_would
-from torch import nn
 
 PAGE = DOCS / "guides" / "tensor-groups.md"
-COMMANDS = [b.text.splitlines() for b in blocks_of(PAGE) if b.language == "console"]
+COMMANDS = [text.splitlines() for text in texts(blocks_of(PAGE), "console")]
 
 
 def test_the_script_trains_as_one_device_does(tmp_path: Path) -> None:
-    write_files(PAGE, tmp_path)
-    (command,) = COMMANDS[0]
-    printed = as_torchrun_would(command, tmp_path)
-    losses = [float(loss) for loss in re.findall(r"^step \d+ loss (\S+)$", printed, re.MULTILINE)]
+    write_files(blocks_of(PAGE), tmp_path)
+    printed = as_torchrun_would(command_of(PAGE, "train.py"), tmp_path)
     small = script_at(str(tmp_path / "small.py"), "small_of_the_guide")
-    model = small.model()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    assert len(losses) == 20
-    for step, found in enumerate(losses):
-        inputs, targets = small.batch(step)
-        optimizer.zero_grad()
-        loss = nn.functional.mse_loss(model(inputs), targets)
-        loss.backward()
-        optimizer.step()
-        assert abs(found - float(loss.detach())) < 1e-4 * float(loss.detach()) + 1e-6
+    plain = plain_losses(small, partial(torch.optim.AdamW, lr=0.01), 20)
+    assert losses_in(printed) == pytest.approx(plain, rel=1e-4, abs=1e-6)
 
 
 def test_the_job_trains_and_measures_groups(tmp_path: Path) -> None:
-    write_files(PAGE, tmp_path)
+    write_files(blocks_of(PAGE), tmp_path)
     (command,) = COMMANDS[2]
     printed = succeed([*command.split(), "--out", "run", "--json"], tmp_path)
     assert json.loads(printed)["steps"] == 20

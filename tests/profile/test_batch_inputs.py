@@ -1,10 +1,13 @@
 """Tensors made from the batch alone are not sent; all others are."""
 
+from dataclasses import replace
+
 from penstock.profile.model_profile import (
     Affine,
     Edge,
     LayerCost,
     ModelProfile,
+    SharedParameter,
     without_batch_inputs,
 )
 
@@ -35,10 +38,6 @@ def test_masks_stay_and_activations_travel():
 
 
 def test_a_layer_of_tied_weights_is_trained():
-    from dataclasses import replace
-
-    from penstock.profile.model_profile import SharedParameter
-
     layers = (layer("embedding", 0, 0), layer("head", 2, 0))
     profile = ModelProfile("tied", layers, (edge(0, 1),))
     assert not without_batch_inputs(profile).edges

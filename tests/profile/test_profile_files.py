@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from planning_strategies import profiles
 
 from penstock.errors import BadInput
-from penstock.profile.find import read_any_profile
+from penstock.profile.find import find_profile
 from penstock.profile.json_file import profile_from_json, read_profile, write_profile
 from penstock.profile.model_profile import Affine, Edge, LayerCost, ModelProfile, SharedParameter
 from penstock.profile.pipedream_text import chain_order
@@ -31,7 +31,7 @@ def test_every_profile_survives_a_round_trip(
     path = tmp_path_factory.mktemp("profiles") / "p.json"
     write_profile(profile, path)
     assert read_profile(path) == profile
-    assert read_any_profile(path) == profile
+    assert find_profile(path) == profile
 
 
 def document(tmp_path: Path) -> str:
@@ -67,7 +67,7 @@ def test_a_wrong_profile_is_answered_with_place_value_and_remedy(
     assert old in text
     (tmp_path / "wrong.json").write_text(text.replace(old, new, 1))
     with pytest.raises(BadInput) as caught:
-        read_any_profile(tmp_path / "wrong.json")
+        find_profile(tmp_path / "wrong.json")
     message = str(caught.value)
     assert all(word in message for word in ["wrong.json", *words]), message
     assert "\n" not in message
@@ -82,7 +82,7 @@ def test_a_profile_without_layers_is_refused():
 def test_pipedream_text_becomes_a_chain_in_seconds_per_sample(tmp_path: Path):
     path = tmp_path / "net.txt"
     path.write_text(PIPEDREAM)
-    profile = read_any_profile(path, profile_batch=4)
+    profile = find_profile(path, profile_batch=4)
     assert [layer.name.split()[0] for layer in profile.layers] == ["node1", "node2", "node3"]
     assert profile.forward_s(range(3), 4) == pytest.approx(5e-3)
     assert profile.backward_s(range(3), 4) == pytest.approx(8e-3)
@@ -116,7 +116,7 @@ def test_a_wrong_pipedream_text_is_answered_with_file_and_line(
     assert old in PIPEDREAM
     (tmp_path / "net.txt").write_text(PIPEDREAM.replace(old, new))
     with pytest.raises(BadInput) as caught:
-        read_any_profile(tmp_path / "net.txt", profile_batch=4)
+        find_profile(tmp_path / "net.txt", profile_batch=4)
     message = str(caught.value)
     assert all(word in message for word in ["net", *words]), message
 
@@ -131,16 +131,16 @@ def test_a_long_cycle_is_named_in_part():
 def test_a_pipedream_text_needs_its_profiled_batch_and_nothing_else_may_have_one(tmp_path: Path):
     (tmp_path / "net.txt").write_text(PIPEDREAM)
     with pytest.raises(BadInput, match="--profile-batch"):
-        read_any_profile(tmp_path / "net.txt")
+        find_profile(tmp_path / "net.txt")
     document(tmp_path)
     with pytest.raises(BadInput, match="leave out --profile-batch"):
-        read_any_profile(tmp_path / "p.json", profile_batch=4)
+        find_profile(tmp_path / "p.json", profile_batch=4)
     (tmp_path / "poem.txt").write_text("no graph")
     with pytest.raises(BadInput, match=r"poem\.txt' is neither"):
-        read_any_profile(tmp_path / "poem.txt", profile_batch=4)
+        find_profile(tmp_path / "poem.txt", profile_batch=4)
 
 
 def test_pipers_json_is_refused_in_a_line(tmp_path: Path):
     (tmp_path / "piper.json").write_text('{"maxDevices": 2, "nodes": [], "edges": []}')
     with pytest.raises(BadInput, match=r"piper\.json' is in Piper's JSON.*'bert-32'"):
-        read_any_profile(tmp_path / "piper.json")
+        find_profile(tmp_path / "piper.json")

@@ -30,19 +30,10 @@ def test_a_small_schedule_without_colours_is_exactly_this() -> None:
 def test_colours_say_the_kind_and_numbers_the_micro_batch() -> None:
     chart = gantt(schedule_timeline(one_f_one_b(SMALL), SMALL), 64)
     first = chart.splitlines()[0]
-    forward, backward = (terminal_code(LIGHT.kinds[kind]) for kind in "FB")
+    codes = {"F": terminal_code(LIGHT.kinds["F"]), "B": terminal_code(LIGHT.kinds["B"])}
+    order = ("F0", "F1", "F2", "B0", "F3", "B1", "B2", "B3")
     assert re.findall(r"48;5;(\d+);38;5;\d+m *(\d+) *\x1b", first) == [
-        (str(code), number)
-        for code, number in [
-            (forward, "0"),
-            (forward, "1"),
-            (forward, "2"),
-            (backward, "0"),
-            (forward, "3"),
-            (backward, "1"),
-            (backward, "2"),
-            (backward, "3"),
-        ]
+        (str(codes[kind]), number) for kind, number in order
     ]
     plain = CODE.sub("", chart).splitlines()
     assert plain[3] == ONE_F_ONE_B.splitlines()[3]

@@ -1,20 +1,26 @@
 import json
-import re
 from collections.abc import Callable
-from dataclasses import replace
-from html.parser import HTMLParser
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from opened_page import OpenedPage
 
+from penstock.cluster.cluster import with_devices
 from penstock.plan.plan import Plan, Stage
 from penstock.report.page import page_html, write_report
-from penstock.report.record import RunRecord, read_run
+from penstock.report.record import MeasuredLength, RunRecord, read_run
 from penstock.simulate.simulation import simulate_plan
 from penstock.text import seconds_text
 from penstock.timeline.metrics import COMPUTE, iteration_s
 from penstock.timeline.palette import LIGHT, TINTS
+
+
+def change_summary(run_directory: Path, **changes: object) -> None:
+    """Put values into the summary of a run; None takes one out."""
+    path = run_directory / "summary.json"
+    values = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({k: v for k, v in values.items() if v is not None}))
 
 
 @pytest.fixture
@@ -82,10 +88,7 @@ def test_the_page_says_where_when_and_how_it_ran(
 
 
 def test_a_run_of_an_older_version_has_a_report_too(run_directory: Path) -> None:
-    place = run_directory / "summary.json"
-    summary = json.loads(place.read_text())
-    del summary["circumstances"]
-    place.write_text(json.dumps(summary))
+    change_summary(run_directory, circumstances=None)
     page = page_html(read_run(run_directory))
     assert "4 x cpu" in page and "Versions" not in page
 
@@ -125,25 +128,12 @@ def test_the_page_says_prediction_measurement_and_error(run_directory: Path) -> 
 def test_lengths_have_a_table_of_their_own_and_a_mean(
     open_page: Callable[..., OpenedPage], run_directory: Path
 ) -> None:
-    place = run_directory / "summary.json"
     assert "Lengths of the batches" not in page_html(read_run(run_directory))
     rows = [
-        {
-            "lengths": {"length": 16},
-            "share": 0.75,
-            "predicted_s": 0.11,
-            "measured_s": 0.1,
-            "steps": 9,
-        },
-        {
-            "lengths": {"length": 512},
-            "share": 0.25,
-            "predicted_s": 0.5,
-            "measured_s": 0,
-            "steps": 0,
-        },
+        MeasuredLength({"length": 16}, 0.75, 0.11, 0.1, 9),
+        MeasuredLength({"length": 512}, 0.25, 0.5, 0.0, 0),
     ]
-    place.write_text(json.dumps(json.loads(place.read_text()) | {"by_length": rows}))
+    change_summary(run_directory, by_length=[asdict(row) for row in rows])
     opened = open_page(write_report(run_directory))
     found = opened.page.locator("section", has_text="Lengths of the batches").locator("tbody tr")
     assert found.all_inner_texts() == [
@@ -161,21 +151,8 @@ def test_names_are_shown_as_they_are_whatever_they_hold(run_directory: Path) -> 
     assert "<loss>" not in page and "<tidy>" not in page
 
 
-def test_the_page_is_well_formed_and_names_no_address(run_directory: Path) -> None:
-    page = write_report(run_directory).read_text()
-    tags: list[str] = []
-    parser = HTMLParser()
-    parser.handle_starttag = lambda tag, attrs: tags.append(tag)  # type: ignore[method-assign]
-    parser.feed(page)
-    assert "link" in tags and "img" not in tags
-    outside = re.findall(r"https?://[^\s\"'<]+", page)
-    assert set(outside) <= {"http://www.w3.org/2000/svg"}
-
-
 def test_a_run_without_measured_memory_says_so(run_directory: Path) -> None:
-    path = run_directory / "summary.json"
-    summary = json.loads(path.read_text()) | {"measured_peak_memory_bytes": [0, 0, 0, 0]}
-    path.write_text(json.dumps(summary))
+    change_summary(run_directory, measured_peak_memory_bytes=[0, 0, 0, 0])
     assert "not measured" in write_report(run_directory).read_text()
 
 
@@ -183,9 +160,8 @@ def test_a_memory_limit_is_drawn_and_named_if_it_is_near(
     open_page: Callable[..., OpenedPage], run_directory: Path, tmp_path: Path
 ) -> None:
     record = read_run(run_directory)
-    host = record.cluster.hosts[0]
-    tight = replace(host, devices=tuple(replace(d, memory_bytes=30e6) for d in host.devices))
-    near = replace(record, cluster=replace(record.cluster, hosts=(tight,)))
+    tight = with_devices(record.cluster, lambda device: replace(device, memory_bytes=30e6))
+    near = replace(record, cluster=tight)
     for number, (shown, drawn) in enumerate(((record, 0), (near, 1))):
         path = tmp_path / f"{number}.html"
         path.write_text(page_html(shown))

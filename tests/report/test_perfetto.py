@@ -29,42 +29,19 @@ def test_predicted_and_measured_are_two_processes_with_all_their_events(
         assert slices[process] == len(read_timeline(run_directory / f"{name}.json").events)
 
 
-def test_slices_of_a_thread_do_not_overlap_and_threads_are_named(run_directory: Path) -> None:
-    events = trace_events(read_timeline(run_directory / "predicted.json"), process=0)
-    named = {e["tid"] for e in events if e["name"] == "thread_name"}
-    slices = [e for e in events if e["ph"] == "X"]
-    assert {e["tid"] for e in slices} == named
-    for thread in named:
-        spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in slices if e["tid"] == thread)
-        assert all(end <= start + 1e-3 for (_, end), (start, _) in pairwise(spans))
-
-
-def test_every_message_has_an_arrow_from_its_send_to_its_receive(run_directory: Path) -> None:
-    timeline = read_timeline(run_directory / "predicted.json")
-    events = trace_events(timeline, process=0)
-    receives = sum(e.kind == "RECV" for e in timeline.events)
-    starts = {e["id"]: e["ts"] for e in events if e["ph"] == "s"}
-    ends = {e["id"]: e["ts"] for e in events if e["ph"] == "f"}
-    assert len(starts) == len(ends) == receives > 0
-    assert all(starts[number] <= ends[number] for number in ends)
-
-
 def test_times_are_in_microseconds() -> None:
     timeline = Timeline((Event(0, "F", 0, 3, 0.001, 0.003),), devices=1, title="one")
     (only,) = (e for e in trace_events(timeline, process=0) if e["ph"] == "X")
     assert (only["name"], only["ts"], only["dur"]) == ("F3", 1000.0, 2000.0)
 
 
-def made(schedule: Schedule, shape: PipelineShape) -> Timeline:
-    return timeline_with_messages(schedule, shape, "made")
-
-
-def threads_never_overlap(events: list[dict[str, Any]]) -> bool:
+def threads_are_named_and_never_overlap(events: list[dict[str, Any]]) -> bool:
+    named = {e["tid"] for e in events if e["name"] == "thread_name"}
     spans: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for event in events:
         if event["ph"] == "X":
             spans[event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
-    return all(
+    return spans.keys() == named and all(
         end <= start + 1e-3
         for own in spans.values()
         for (_, end), (start, _) in pairwise(sorted(own))
@@ -88,9 +65,9 @@ def test_several_stages_a_device_are_named_and_their_messages_find_one_another(
 ) -> None:
     schedule = parse_schedule(picture)
     validate(schedule, shape)
-    timeline = made(schedule, shape)
+    timeline = timeline_with_messages(schedule, shape)
     events: list[dict[str, Any]] = trace_events(timeline, process=0)  # type: ignore[assignment]
-    assert threads_never_overlap(events)
+    assert threads_are_named_and_never_overlap(events)
     names = {e["name"] for e in events if e["ph"] == "X" and e["cat"] in "FBIW"}
     assert names == {str(action) for order in schedule.orders for action in order}
     sends = {(e["tid"], e["ts"]): e for e in events if e["ph"] == "X" and e["cat"] == "SEND"}
@@ -112,15 +89,15 @@ def test_several_stages_a_device_are_named_and_their_messages_find_one_another(
 def test_events_that_overlap_on_an_engine_have_threads_of_their_own() -> None:
     shape = PipelineShape(stages=2, micro_batches=4)
     schedule = Schedule(gpipe(shape).orders, concurrent=True)
-    events: list[dict[str, Any]] = trace_events(made(schedule, shape), 0)  # type: ignore[assignment]
-    assert threads_never_overlap(events)
+    events: list[dict[str, Any]] = trace_events(timeline_with_messages(schedule, shape), 0)  # type: ignore[assignment]
+    assert threads_are_named_and_never_overlap(events)
     named = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert {"device 1 compute", "device 1 compute 2", "device 0 send", "device 1 receive"} <= named
 
 
 def test_memory_is_a_counter_of_each_device() -> None:
     shape = PipelineShape(stages=2, micro_batches=2)
-    timeline = made(gpipe(shape), shape)
+    timeline = timeline_with_messages(gpipe(shape), shape)
     counters = [e for e in trace_events(timeline, 7) if e["ph"] == "C"]
     assert {e["name"] for e in counters} == {"memory of device 0", "memory of device 1"}
     assert len(counters) == len(timeline.memory)

@@ -1,9 +1,10 @@
 """Every page with timelines draws them alike and answers the mouse and the keys alike."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_timelines import timeline_with_messages
@@ -41,14 +42,30 @@ class Shown:
         ]
 
 
+@pytest.fixture
+def open_timeline(
+    open_page: Callable[..., OpenedPage], tmp_path: Path
+) -> Callable[..., OpenedPage]:
+    """Open the page of a timeline; options are those of the browser's new page."""
+
+    def opened(timeline: Timeline, limits: Sequence[float] = (), **options: Any) -> OpenedPage:
+        path = tmp_path / "timeline.html"
+        write_timeline(path, timeline, "four", limits)
+        page = open_page(path, **options)
+        assert page.complaints == []
+        return page
+
+    return opened
+
+
 @pytest.fixture(params=["gantt page", "report"])
 def shown(
-    request: pytest.FixtureRequest, open_page: Callable[..., OpenedPage], tmp_path: Path
+    request: pytest.FixtureRequest,
+    open_page: Callable[..., OpenedPage],
+    open_timeline: Callable[..., OpenedPage],
 ) -> Shown:
     if request.param == "gantt page":
-        path = tmp_path / "timeline.html"
-        write_timeline(path, SMALL, "four", [5.0] * 4)
-        return Shown(open_page(path), (SMALL,))
+        return Shown(open_timeline(SMALL, [5.0] * 4), (SMALL,))
     directory = request.getfixturevalue("run_directory")
     record = read_run(directory)
     return Shown(open_page(write_report(directory)), (record.predicted, record.measured))
@@ -62,11 +79,9 @@ def test_the_page_opens_without_complaints_and_asks_for_nothing_else(shown: Show
 
 
 def test_titles_are_shown_as_they_are_whatever_they_hold(
-    open_page: Callable[..., OpenedPage], tmp_path: Path
+    open_timeline: Callable[..., OpenedPage],
 ) -> None:
-    path = tmp_path / "timeline.html"
-    write_timeline(path, SMALL)
-    opened = open_page(path)
+    opened = open_timeline(SMALL)
     assert opened.page.title() == opened.page.locator("h1").inner_text() == SMALL.title
 
 
@@ -224,11 +239,9 @@ def test_pointing_at_memory_tells_what_is_in_use(shown: Shown) -> None:
 
 
 def test_a_dark_system_gets_dark_colours(
-    open_page: Callable[..., OpenedPage], tmp_path: Path
+    open_timeline: Callable[..., OpenedPage],
 ) -> None:
-    path = tmp_path / "timeline.html"
-    write_timeline(path, SMALL)
-    opened = open_page(path, color_scheme="dark")
+    opened = open_timeline(SMALL, color_scheme="dark")
     swatch = opened.page.locator(".swatch").first
     assert swatch.evaluate("one => getComputedStyle(one).backgroundColor") == "rgb(43, 134, 197)"
     assert opened.colour(0, 0.9) == "#2b86c5"
@@ -236,23 +249,18 @@ def test_a_dark_system_gets_dark_colours(
 
 
 def test_what_is_not_there_cannot_be_toggled(
-    open_page: Callable[..., OpenedPage], tmp_path: Path
+    open_timeline: Callable[..., OpenedPage],
 ) -> None:
-    path = tmp_path / "timeline.html"
-    write_timeline(path, Timeline((Event(0, "F", 0, 0, 0.0, 1.0),), 1))
-    opened = open_page(path)
+    opened = open_timeline(Timeline((Event(0, "F", 0, 0, 0.0, 1.0),), 1))
     assert not opened.page.locator("#with-memory").is_visible()
     assert not opened.page.locator("#with-messages").is_visible()
 
 
 def test_many_devices_scroll_within_a_page_that_is_not_wider_than_the_window(
-    open_page: Callable[..., OpenedPage], tmp_path: Path
+    open_timeline: Callable[..., OpenedPage],
 ) -> None:
     shape = PipelineShape(stages=48, micro_batches=192)
-    path = tmp_path / "timeline.html"
-    write_timeline(path, timeline_with_messages(one_f_one_b(shape), shape))
-    opened = open_page(path)
-    assert opened.complaints == []
+    opened = open_timeline(timeline_with_messages(one_f_one_b(shape), shape))
     opened.page.evaluate("view.scrollTop = bands[40].top - 100")
     opened.settle()
     assert "device 40" in opened.told(40, 100.5)
@@ -265,7 +273,7 @@ def test_many_devices_scroll_within_a_page_that_is_not_wider_than_the_window(
 
 
 def test_where_blocks_are_narrower_than_a_pixel_each_kind_fills_its_share(
-    open_page: Callable[..., OpenedPage], tmp_path: Path
+    open_timeline: Callable[..., OpenedPage],
 ) -> None:
     events = [
         Event(0, kind, 0, number, number + start, number + end)
@@ -273,10 +281,7 @@ def test_where_blocks_are_narrower_than_a_pixel_each_kind_fills_its_share(
         for kind, start, end in (("F", 0.0, 0.25), ("B", 0.25, 0.75))
     ]
     memory = tuple(MemorySample(0, i / 20, 1.0) for i in range(200_000))
-    path = tmp_path / "timeline.html"
-    write_timeline(path, Timeline(tuple(events), 1, memory))
-    opened = open_page(path)
-    assert opened.complaints == []
+    opened = open_timeline(Timeline(tuple(events), 1, memory))
     # A quarter forward at the bottom, half backward above it, a quarter idle at the top.
     colours = [opened.colour(0, 5100.0, down) for down in (21.0, 12.0, 3.0)]
     assert colours == [LIGHT.kinds["F"], LIGHT.kinds["B"], LIGHT.inks["row"]]

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from namespaces import FOLDER, host_networks, loaded, needs_namespaces
+from namespaces import FOLDER, host_networks, needs_namespaces
 from rehearse.rehearsal_cases import emulation, layered, straight, two_hosts
+from scripts import script_at
 
 from penstock.errors import BadInput
 from penstock.rehearse.rehearsal import differences
@@ -109,7 +110,8 @@ def test_a_plan_on_two_hosts_is_carried_out_over_the_kernels_links(
     monkeypatch.setattr(sys, "path", [*sys.path, str(FOLDER)])
     slow = two_hosts()
     asked = emulation(straight("1f1b"), layered(8), byte_scale=0.5)
-    found = loaded("over_namespaces").rehearse_over_namespaces(asked)
+    script = script_at("benchmarks/rehearsal/over_namespaces.py", "over_namespaces")
+    found = script.rehearse_over_namespaces(asked)
     assert differences(found) == []
     carried = [t for t in found.transfers if not t.transfer.parts]
     ends = {(t.transfer.source, t.transfer.target) for t in carried}

@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_timelines import TWO_STAGES
 from planning_strategies import problems
 from reference.every_plan import every_plan
 from reproduction.balanced_stages import play_balanced
@@ -23,25 +24,8 @@ def words(timeline: Timeline) -> str:
 
 
 def test_it_follows_messages_between_devices() -> None:
-    # dev 0   F    s              r    B    reduce
-    # dev 2        r    F    B    s    -    STEP
-    timeline = Timeline(
-        (
-            Event(0, "F", 0, 0, 0.0, 1.0),
-            Event(0, "SEND", 0, 0, 1.0, 2.0, peer=2),
-            Event(2, "RECV", 1, 0, 1.0, 2.0, peer=0),
-            Event(2, "F", 1, 0, 2.0, 3.0),
-            Event(2, "B", 1, 0, 3.0, 4.0),
-            Event(2, "SEND", 1, 0, 4.0, 5.0, peer=0),
-            Event(0, "RECV", 0, 0, 4.0, 5.0, peer=2),
-            Event(0, "B", 0, 0, 5.0, 6.0),
-            Event(0, "REDUCE", 0, -1, 6.0, 7.5),
-            Event(2, "STEP", 1, -1, 6.0, 7.0),
-        ),
-        devices=3,
-    )
-    assert words(timeline) == "F0 RECV2 F2 B2 RECV0 B0 REDUCE0"
-    assert seconds_on_path(critical_path(timeline)) == {
+    assert words(TWO_STAGES) == "F0 RECV2 F2 B2 RECV0 B0 REDUCE0"
+    assert seconds_on_path(critical_path(TWO_STAGES)) == {
         ("F", 0): 1.0,
         ("RECV", 1): 1.0,
         ("F", 1): 1.0,

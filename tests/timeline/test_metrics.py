@@ -1,6 +1,7 @@
 """Metrics of small timelines whose values can be read off the picture."""
 
 import pytest
+from made_timelines import TWO_STAGES
 
 from penstock.timeline.metrics import (
     bubble_fraction,
@@ -10,27 +11,7 @@ from penstock.timeline.metrics import (
     peak_memory_bytes,
     working_devices,
 )
-from penstock.timeline.timeline import Event, MemorySample, Timeline
-
-#         0    1    2    3    4    5    6    7
-# dev 0   F    s              r    B    reduce
-# dev 2        r    F    B    s    -    STEP
-TWO_STAGES = Timeline(
-    events=(
-        Event(0, "F", 0, 0, 0.0, 1.0),
-        Event(0, "SEND", 0, 0, 1.0, 2.0, peer=2, bytes=8.0),
-        Event(2, "RECV", 1, 0, 1.0, 2.0, peer=0, bytes=8.0),
-        Event(2, "F", 1, 0, 2.0, 3.0),
-        Event(2, "B", 1, 0, 3.0, 4.0),
-        Event(2, "SEND", 1, 0, 4.0, 5.0, peer=0, bytes=8.0),
-        Event(0, "RECV", 0, 0, 4.0, 5.0, peer=2, bytes=8.0),
-        Event(0, "B", 0, 0, 5.0, 6.0),
-        Event(0, "REDUCE", 0, -1, 6.0, 7.5),
-        Event(2, "STEP", 1, -1, 6.0, 7.0),
-    ),
-    devices=3,
-    memory=(MemorySample(0, 0.0, 5.0), MemorySample(0, 1.0, 9.0), MemorySample(0, 2.0, 4.0)),
-)
+from penstock.timeline.timeline import Event, Timeline
 
 
 def test_iteration_ends_with_the_last_event() -> None:

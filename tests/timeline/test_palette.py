@@ -1,5 +1,3 @@
-import re
-from importlib.resources import files
 from itertools import combinations
 
 import pytest
@@ -71,15 +69,3 @@ def test_a_terminal_shows_different_colours_too() -> None:
 def test_shades_between_the_first_and_the_last_stage_are_different() -> None:
     fills = {fill_of(Style("F", shade, 4), THEMES["light"]) for shade in range(4)}
     assert len(fills) == 4
-
-
-def test_the_style_sheet_of_pages_has_the_same_colours() -> None:
-    """It is written by hand, so that they could differ."""
-    page = (files("penstock.report") / "assets" / "page.css").read_text()
-    for text, theme in zip(page.split("prefers-color-scheme: dark"), THEMES.values(), strict=True):
-        colours = dict(re.findall(r"--(F|B|limit): (#\w+);", text))
-        assert colours == {
-            "F": theme.kinds["F"],
-            "B": theme.kinds["B"],
-            "limit": theme.inks["limit"],
-        }

@@ -9,12 +9,13 @@ from made_timelines import schedule_timeline, timeline_with_messages
 from matplotlib.axes import Axes
 from matplotlib.collections import FillBetweenPolyCollection, PolyCollection
 from matplotlib.figure import Figure
+from schedule_shapes import placed
 
 from penstock.errors import BadInput
 from penstock.schedule.families.early_backward import gpipe, one_f_one_b
 from penstock.schedule.registry import FAMILIES
 from penstock.schedule.schedule import Schedule, parse_schedule
-from penstock.schedule.shape import PipelineShape, placement_of_style
+from penstock.schedule.shape import PipelineShape
 from penstock.schedule.unit_times import unit_timeline
 from penstock.timeline.device_rows import gantt_rows
 from penstock.timeline.plot import PICTURES, picture, plot_bars, plot_timeline, write_picture
@@ -122,9 +123,7 @@ def test_without_matplotlib_one_line_says_what_to_install(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("name", sorted(FAMILIES.keys() - {"fbp-as"}))
 def test_unit_times_are_those_of_the_clock(name: str) -> None:
     """The clock knows which stages are on a device; for unit costs the orders say enough."""
-    style = FAMILIES[name].placement
-    placement = placement_of_style(style, groups=4, rounds=2)
-    shape = PipelineShape(len(placement), 8, placement, mirrored=style == "mirrored")
+    shape = placed(FAMILIES[name].placement, 4, 8, rounds=2)
     schedule = FAMILIES[name].make(shape)
     known = schedule_timeline(schedule, shape).events
     assert sorted(map(words, unit_timeline(schedule.orders).events)) == sorted(map(words, known))

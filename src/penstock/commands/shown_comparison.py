@@ -36,9 +36,7 @@ from penstock.planners.problem import AUTO, synchronous_schedules
 from penstock.planners.search.search import PLANNERS
 from penstock.report.tables import NarrowTable, plain_table, stages_text
 from penstock.report.timelines_html import (
-    TIMELINE_SCRIPTS,
     TimelinePanel,
-    asset,
     html_page,
     table_element,
     timelines_data,
@@ -269,8 +267,7 @@ def comparison_page(lines: Sequence[ComparedLine], title: str, note: str) -> str
         f"<section>\n<h2>What limits each plan</h2>{limits_table(lines)}{won}{why}\n</section>\n"
         f"</main>"
     )
-    style = asset("page.css") + asset("timelines.css")
-    return html_page(title, body, style, TIMELINE_SCRIPTS, timelines_data(panels))
+    return html_page(title, body, timelines_data(panels))
 
 
 def timeline_panels(lines: Sequence[ComparedLine]) -> list[TimelinePanel]:

@@ -20,7 +20,6 @@ it has, with how many channels in all (``norms``, ``norm_channels``).
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated
@@ -37,14 +36,8 @@ from penstock.profile.model_profile import (
     without_batch_inputs,
 )
 
-
-def packaged(path: Path) -> ModelProfile:
-    """A model of the package."""
-    return model_from_table(read_text(path, "model table"), path)
-
-
 MODELS: dict[str, Callable[[], ModelProfile]] = {
-    path.stem: partial(packaged, path)
+    path.stem: lambda path=path: model_from_table(read_text(path, "model table"), path)
     for path in sorted(Path(__file__).parent.glob("models/*.toml"), key=lambda path: path.stem)
 }
 """The models of the package; comments in their files name the sources of their numbers."""

@@ -1,7 +1,7 @@
 """Costs of each layer of a model: seconds and bytes, affine in the number of samples."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Annotated, NamedTuple, cast
@@ -366,21 +366,9 @@ def check_profile(profile: ModelProfile) -> None:
         raise BadInput(f"profile '{profile.name}' has no layers; it needs at least one")
     if profile.batch_size < 1:
         raise BadInput(f"profile '{profile.name}': batch_size {profile.batch_size} must be >= 1")
-    rates = ("tokens_per_sample", "flops_per_sample")
-    steps = ("step_s_per_byte", "host_step_s_per_byte")
-    stages = ("stage_forward_s", "stage_backward_s", "statistics_s")
-    for figure in (*steps, *stages, "other_load", "variation", *rates):
-        check_number(profile, figure, getattr(profile, figure))
+    check_numbers(profile, "", profile)
     for index, layer in enumerate(profile.layers):
-        affine = ("forward_s", "backward_input_s", "backward_weight_s")
-        for figure in (*affine, "saved_bytes", "workspace_bytes"):
-            check_affine(
-                profile, f"layer {index} ('{layer.name}'): {figure}", getattr(layer, figure)
-            )
-        for figure in ("parameter_bytes", "buffer_bytes", "norms", "norm_channels", "cast_bytes"):
-            check_number(
-                profile, f"layer {index} ('{layer.name}'): {figure}", getattr(layer, figure)
-            )
+        check_numbers(profile, f"layer {index} ('{layer.name}'): ", layer)
     for edge in profile.edges:
         if not 0 <= edge.producer < edge.consumer < len(profile.layers):
             raise BadInput(
@@ -388,8 +376,7 @@ def check_profile(profile: ModelProfile) -> None:
                 f"{edge.producer} to layer {edge.consumer}; edges must point forward within "
                 f"0..{len(profile.layers) - 1} (a cyclic graph has no pipeline)"
             )
-        for figure in ("bytes", "gradient_bytes"):
-            check_affine(profile, f"tensor '{edge.tensor}': {figure}", getattr(edge, figure))
+        check_numbers(profile, f"tensor '{edge.tensor}': ", edge)
     check_shares(profile)
     divided = profile.tensor_parallel
     if divided is not None and len(divided.divided) != len(profile.layers):
@@ -398,7 +385,7 @@ def check_profile(profile: ModelProfile) -> None:
             f"of {len(divided.divided)} which share is divided; give one share for each layer"
         )
     for shared in profile.shared:
-        check_number(profile, f"shared parameter '{shared.name}': bytes", shared.bytes)
+        check_numbers(profile, f"shared parameter '{shared.name}': ", shared)
         if not all(0 <= layer < len(profile.layers) for layer in shared.layers):
             raise BadInput(
                 f"profile '{profile.name}': shared parameter '{shared.name}' is used by layers "
@@ -425,20 +412,29 @@ def check_shares(profile: ModelProfile) -> None:
         profile.at(costs)
 
 
-def check_affine(profile: ModelProfile, figure: str, cost: Affine) -> None:
-    """Raise if a cost is negative or infinite at one sample or at the profiled batch."""
-    for samples in (1, profile.batch_size):
-        value = cost.at(samples)
-        check_number(profile, f"{figure} of {samples} samples", value)
+def check_numbers(profile: ModelProfile, of: str, table: Table) -> None:
+    """Raise if a number of a table is negative or infinite; a cost, at the profiled batch or at 1.
+
+    ``of`` says in messages what the table describes.
+    """
+    for name in FIGURES[type(table)]:
+        figure = getattr(table, name)
+        values = {name: figure}
+        if isinstance(figure, Affine):
+            values = {f"{name} of {n} samples": figure.at(n) for n in (1, profile.batch_size)}
+        for words, value in values.items():
+            if not 0 <= value < float("inf"):
+                raise BadInput(
+                    f"profile '{profile.name}', {of}{words} is {value}; it must be finite and "
+                    f">= 0; profile the model again"
+                )
 
 
-def check_number(profile: ModelProfile, figure: str, value: float) -> None:
-    """Raise if a number is negative or infinite."""
-    if not 0 <= value < float("inf"):
-        raise BadInput(
-            f"profile '{profile.name}', {figure} is {value}; it must be finite and >= 0; "
-            f"profile the model again"
-        )
+FIGURES: dict[type[Table], list[str]] = {
+    kind: [field.name for field in fields(kind) if field.type in (Affine, float, int)]
+    for kind in (ModelProfile, LayerCost, Edge, SharedParameter)
+}
+"""The numbers and costs of each table, by the names of their fields."""
 
 
 def without_batch_inputs(profile: ModelProfile) -> ModelProfile:

@@ -8,8 +8,9 @@ Times are in milliseconds and sizes in bytes, for one batch of the profiled size
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from math import inf
 from pathlib import Path
 
@@ -186,47 +187,31 @@ def chain_order(
     >>> chain_order("abcd", {"a": ("b", "c"), "b": ("d",), "c": ("d",)}, "graph")
     ['a', 'b', 'c', 'd']
     """
-    waiting: dict[str, int] = {node: 0 for node in nodes}
-    for consumers in edges.values():
+    graph = TopologicalSorter[str](dict.fromkeys(nodes, ()))
+    for node, consumers in edges.items():
         for consumer in consumers:
-            waiting[consumer] += 1
-    ready = [node for node in reversed(waiting) if waiting[node] == 0]
-    order: list[str] = []
-    while ready:
-        node = ready.pop()
-        order.append(node)
-        freed: list[str] = []
-        for consumer in edges.get(node, ()):
-            waiting[consumer] -= 1
-            if waiting[consumer] == 0:
-                freed.append(consumer)
-        ready += reversed(freed)
-    if len(order) < len(waiting):
+            graph.add(consumer, node)
+    try:
+        graph.prepare()
+    except CycleError as error:
         raise BadInput(
-            f"{where}: the graph has a cycle, {cycle_text(set(waiting) - set(order), edges)}; a "
-            f"pipeline needs a graph without cycles; remove one of these edges"
-        )
+            f"{where}: the graph has a cycle, {cycle_text(error.args[1])}; a pipeline needs a "
+            f"graph without cycles; remove one of these edges"
+        ) from None
+    ready, order = [*reversed(graph.get_ready())], list[str]()
+    while ready:
+        order.append(ready.pop())
+        graph.done(order[-1])
+        ready += reversed(graph.get_ready())
     return order
 
 
-def cycle_text(stuck: set[str], edges: Mapping[str, tuple[str, ...]]) -> str:
-    """A cycle among nodes each of which waits for another one.
+def cycle_text(cycle: Sequence[str]) -> str:
+    """A cycle from its first node by name; of a long one, only a part.
 
-    >>> cycle_text({"a", "b", "c"}, {"a": ("b",), "b": ("a", "c")})
+    >>> cycle_text(["b", "a", "b"])
     'a -> b -> a'
     """
-    producer = {
-        consumer: node
-        for node in sorted(stuck)
-        for consumer in edges.get(node, ())
-        if consumer in stuck
-    }
-    place: dict[str, int] = {}
-    walk = [min(stuck)]
-    while walk[-1] not in place:
-        place[walk[-1]] = len(walk) - 1
-        walk.append(producer[walk[-1]])
-    cycle = list(reversed(walk[place[walk[-1]] :]))
     first = cycle.index(min(cycle))
     around = [*cycle[first:-1], *cycle[: first + 1]]
     shown = around if len(around) <= 9 else [*around[:7], f"... ({len(around) - 1} nodes)"]

@@ -6,6 +6,7 @@ from itertools import groupby
 from math import floor, log10
 
 from rich.color import Color, ColorSystem
+from rich.text import Text
 
 from penstock.text import percent_text, seconds_text
 from penstock.timeline.device_rows import DrawnEvent, GanttRows, gantt_rows
@@ -62,7 +63,8 @@ def lane_text(blocks: Sequence[DrawnEvent], end_s: float, columns: int, colour: 
     """The characters of a lane; each column shows the block that runs at the middle of its time."""
     shown: list[DrawnEvent | None] = [None] * columns
     for block in blocks:
-        first, stop = (round(t / end_s * columns) for t in (block.start_s, block.end_s))
+        ends_s = block.event.start_s, block.event.end_s
+        first, stop = (round(time_s / end_s * columns) for time_s in ends_s)
         shown[first:stop] = [block] * (stop - first)
     runs = ((block, len(list(same))) for block, same in groupby(shown))
     return "".join(run_text(block, length, colour) for block, length in runs)
@@ -156,7 +158,7 @@ def broken(entries: Sequence[str], width: int) -> list[str]:
     lines: list[str] = []
     room = 0
     for entry in entries:
-        length = len(visible(entry))
+        length = Text.from_ansi(entry).cell_len
         if lines and length + 2 <= room:
             lines[-1] += f"  {entry}"
             room -= length + 2
@@ -164,8 +166,3 @@ def broken(entries: Sequence[str], width: int) -> list[str]:
             lines.append(entry)
             room = width - length
     return lines
-
-
-def visible(words: str) -> str:
-    parts = words.split("\x1b[")
-    return parts[0] + "".join(part.partition("m")[2] for part in parts[1:])

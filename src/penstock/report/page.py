@@ -1,7 +1,7 @@
 """The report of a run: one HTML file that needs only a browser."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from html import escape
 from math import inf
 from pathlib import Path
@@ -13,8 +13,6 @@ from penstock.plan.throughput import rate_words, throughput_of
 from penstock.report.perfetto import write_trace
 from penstock.report.record import RunRecord, read_run
 from penstock.report.timelines_html import (
-    TIMELINE_SCRIPTS,
-    TimelinePanel,
     asset,
     html_page,
     table_element,
@@ -44,7 +42,11 @@ def write_report(directory: str | Path, out: str | Path | None = None) -> Path:
 
 def page_html(record: RunRecord) -> str:
     """The page of a run."""
-    panels = run_panels(record)
+    limits = [device.memory_bytes for device in record.cluster.devices]
+    panels = (
+        timeline_panel("Predicted", "simulated before the run", record.predicted, limits),
+        timeline_panel("Measured", "a step of about the median time", record.measured, limits),
+    )
     evaluated = bool(record.evaluations)
     label = "Predicted timeline above measured timeline, one row for each device"
     body = Template(asset("report.html")).substitute(
@@ -52,14 +54,15 @@ def page_html(record: RunRecord) -> str:
         facts=facts(record),
         tiles=tiles(record),
         timelines=timelines_html(panels, label, with_memory=False, fills_window=False),
-        plan_note=(
-            f"{counted(len(record.profile.layers), 'layer')} in "
-            f"{counted(len(record.plan.stages), 'stage')} on "
-            f"{counted(len(record.plan.ranks), 'device')} of {escape(record.cluster.name)}"
+        tables="\n".join(
+            (
+                plan_section(record),
+                time_section(record),
+                length_section(record),
+                tried_section(record),
+                drift_section(record),
+            )
         ),
-        plan_table=plan_section(record),
-        time_table=time_table(record),
-        length_section=length_section(record) + tried_section(record) + drift_section(record),
         run_table=run_table(record),
         memory_note="parameters, gradients, optimizer state, saved activations, workspace",
         memory_legend=strokes(
@@ -76,17 +79,8 @@ def page_html(record: RunRecord) -> str:
             f"<code>penstock report {escape(str(record.directory))}</code>."
         ),
     )
-    style = asset("page.css") + asset("timelines.css")
     data = timelines_data(panels) | chart_data(record)
-    return html_page(record.summary.job, body, style, (*TIMELINE_SCRIPTS, "charts.js"), data)
-
-
-def run_panels(record: RunRecord) -> Sequence[TimelinePanel]:
-    limits = [device.memory_bytes for device in record.cluster.devices]
-    return (
-        timeline_panel("Predicted", "simulated before the run", record.predicted, limits),
-        timeline_panel("Measured", "a step of about the median time", record.measured, limits),
-    )
+    return html_page(record.summary.job, body, data, "charts.js")
 
 
 def chart_data(record: RunRecord) -> dict[str, Json]:
@@ -195,7 +189,11 @@ def plan_section(record: RunRecord) -> str:
     names = ("Stage", "Layers", "Device", "Recompute")
     numbers = ("Samples", "Parameters", "Peak memory predicted", "Peak memory measured")
     rows = [plan_row(record, index, stage) for index, stage in enumerate(record.plan.stages)]
-    return table_element(names, (*numbers, "Memory limit"), rows)
+    note = (
+        f"{counted(len(record.profile.layers), 'layer')} in {counted(len(rows), 'stage')} on "
+        f"{counted(len(record.plan.ranks), 'device')} of {escape(record.cluster.name)}"
+    )
+    return section("The plan", note, table_element(names, (*numbers, "Memory limit"), rows))
 
 
 def plan_row(record: RunRecord, index: int, stage: Stage) -> list[str]:
@@ -231,7 +229,7 @@ def layers_cell(names: list[str]) -> str:
     return f"{short}<details><summary>{len(names)} layers</summary><ol>{items}</ol></details>"
 
 
-def time_table(record: RunRecord) -> str:
+def time_section(record: RunRecord) -> str:
     """Predicted and measured time of each device, divided into busy, communication and idle."""
     plan = record.plan
     holders = [plan.devices_of(stage) for stage in range(len(plan.stages))]
@@ -240,7 +238,16 @@ def time_table(record: RunRecord) -> str:
         stages = (str(s) for s, devices in enumerate(holders) if plan.device_of(rank) in devices)
         times = (split_cell(timeline, rank) for timeline in (record.predicted, record.measured))
         rows.append([str(rank), ", ".join(stages), *times])
-    return table_element(("Device", "Stage", "Predicted", "Measured"), (), rows)
+    note = (
+        "Communication counts where nothing is computed meanwhile. With idle time it is the bubble."
+    )
+    legend = "".join(
+        f'<li><span class="swatch" style="background:var(--{name})"></span>{name}</li>'
+        for name in ("busy", "communication", "idle")
+    )
+    table = table_element(("Device", "Stage", "Predicted", "Measured"), (), rows)
+    body = f'<ul class="legend">{legend}</ul>\n{table}'
+    return section("Where each device's time goes", note, body)
 
 
 def split_cell(timeline: Timeline, device: int) -> str:
@@ -278,8 +285,7 @@ def length_section(record: RunRecord) -> str:
             ]
         )
     note = "Each step counts at the nearest of the lengths that were measured before."
-    shown = f'<div class="wide">\n{table_element(("Length",), numbers, rows)}\n</div>'
-    return section("Lengths of the batches", note, shown)
+    return section("Lengths of the batches", note, table_element(("Length",), numbers, rows))
 
 
 def tried_section(record: RunRecord) -> str:
@@ -288,10 +294,8 @@ def tried_section(record: RunRecord) -> str:
         return ""
     rows = [list(map(escape, found.cells)) for found in record.summary.tried]
     note = "Short trials before the run, the quickest first, with which it went on."
-    shown = (
-        f'<div class="wide">\n{table_element(("Plan",), ("Predicted", "Measured"), rows)}\n</div>'
-    )
-    return section("Plans that were tried", note, shown)
+    table = table_element(("Plan",), ("Predicted", "Measured"), rows)
+    return section("Plans that were tried", note, table)
 
 
 def drift_section(record: RunRecord) -> str:
@@ -305,7 +309,7 @@ def drift_section(record: RunRecord) -> str:
 
 def section(title: str, note: str, body: str) -> str:
     head = f'<div class="head"><h2>{title}</h2><p>{note}</p></div>'
-    return f"<section>\n{head}\n{body}\n</section>"
+    return f'<section>\n{head}\n<div class="wide">\n{body}\n</div>\n</section>'
 
 
 def strokes(known: dict[str, str]) -> str:

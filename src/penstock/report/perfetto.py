@@ -118,19 +118,13 @@ def message_arrows(
         near = [i for i in waiting if abs(timeline.events[i].stage - event.stage) == 1]
         sender = (near or waiting)[0]
         waiting.remove(sender)
-        common: dict[str, Json] = {
-            "name": "message",
-            "cat": "message",
-            "id": f"{process}.{len(arrows) // 2}",
-            "pid": process,
-        }
-        start: dict[str, Json] = {
-            "tid": threads[sender],
-            "ts": timeline.events[sender].start_s * 1e6,
-        }
-        end: dict[str, Json] = {"tid": threads[index], "ts": event.end_s * 1e6}
-        arrows.append(common | {"ph": "s"} | start)
-        arrows.append(common | {"ph": "f", "bp": "e"} | end)
+        common = {"name": "message", "cat": "message", "id": f"{process}.{len(arrows) // 2}"}
+        begin_s = timeline.events[sender].start_s
+        for thread, time_s, kind in (
+            (threads[sender], begin_s, {"ph": "s"}),
+            (threads[index], event.end_s, {"ph": "f", "bp": "e"}),
+        ):
+            arrows.append({**common, **kind, "pid": process, "tid": thread, "ts": time_s * 1e6})
     return arrows
 
 

@@ -123,7 +123,6 @@ class RunSummary(Entry):
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=False, allow_inf_nan=False)
 
-    name: str = ""
     job: str
     workers: int
     steps: int

@@ -1,7 +1,7 @@
 """Timelines as an interactive part of a page, one above the other; `timelines.js` draws them."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
@@ -10,11 +10,17 @@ from string import Template
 from penstock.files import Json
 from penstock.text import seconds_text
 from penstock.timeline.device_rows import DeviceRow, DrawnEvent, GanttRows, gantt_rows, stage_names
-from penstock.timeline.palette import THEMES, Style, fill_of, ink_on, legend_entries
+from penstock.timeline.palette import (
+    DARK,
+    KIND_WORDS,
+    LIGHT,
+    THEMES,
+    Style,
+    fill_of,
+    ink_on,
+    legend_entries,
+)
 from penstock.timeline.timeline import Timeline
-
-TIMELINE_SCRIPTS = ("drawing.js", "timelines.js")
-"""The assets that a page with this part needs."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,7 @@ def timelines_data(panels: Sequence[TimelinePanel]) -> dict[str, Json]:
             for panel in panels
         ],
         "kinds": [style.kind for style in styles],
+        "words": {**KIND_WORDS},
         # Colours of the parts of a theme, of each style, and of the text on each style.
         "themes": {
             name: {**theme.inks, "fills": [*fills], "inks": [ink_on(fill) for fill in fills]}
@@ -91,7 +98,7 @@ def lane_data(
     blocks: Iterable[DrawnEvent], number: dict[Style, int], peers: bool = False
 ) -> dict[str, Json]:
     """The blocks of a lane in the order of their starts, as one list for each of their values."""
-    ordered = sorted(blocks, key=lambda block: block.start_s)
+    ordered = sorted(blocks, key=lambda block: block.event.start_s)
     events = [block.event for block in ordered]
     return {
         "style": [number[block.style] for block in ordered],
@@ -131,8 +138,7 @@ def timelines_page(panels: Sequence[TimelinePanel], title: str, note: str = "") 
         f'  <p class="facts">{escape(note)}</p>\n</header>\n'
         f"{timelines_html(panels, label, with_memory=len(panels) == 1, fills_window=True)}</main>"
     )
-    style = asset("page.css") + asset("timelines.css")
-    return html_page(title, body, style, TIMELINE_SCRIPTS, timelines_data(panels))
+    return html_page(title, body, timelines_data(panels))
 
 
 def table_element(
@@ -157,17 +163,28 @@ def table_element(
     return f"<table>{shown}<tbody>\n{body}\n</tbody></table>"
 
 
-def html_page(
-    title: str, body: str, style: str, scripts: Sequence[str] = (), data: object = None
-) -> str:
-    """A page that opens without a network; ``scripts`` are names of assets, which read ``data``."""
+def html_page(title: str, body: str, data: Mapping[str, Json], *scripts: str) -> str:
+    """A page that opens without a network, with `timelines_data` and what more ``scripts`` read.
+
+    These are names of assets.
+    """
     return Template(asset("page.html")).substitute(
         title=escape(title),
-        style=style,
+        style=shared_colours() + asset("page.css") + asset("timelines.css"),
         body=body,
         data=embedded_json(data),
-        script="\n".join(map(asset, scripts)),
+        script="\n".join(map(asset, ("drawing.js", "timelines.js", *scripts))),
     )
+
+
+def shared_colours() -> str:
+    """The colours that pages share with pictures, as variables of a style sheet."""
+    light, dark = (
+        {"F": theme.kinds["F"], "B": theme.kinds["B"], "limit": theme.inks["limit"]}
+        for theme in (LIGHT, DARK)
+    )
+    variables = (f"--{name}: light-dark({light[name]}, {dark[name]});" for name in light)
+    return f":root {{ {' '.join(variables)} }}\n"
 
 
 def asset(name: str) -> str:

@@ -4,8 +4,8 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
-from penstock.timeline.metrics import COMPUTE
 from penstock.timeline.timeline import Event, EventKind, Timeline
 
 MAKES_GRADIENTS: frozenset[EventKind] = frozenset({"B", "W"})
@@ -84,7 +84,14 @@ class EventsByEnd:
         return None
 
 
-NOTHING = EventsByEnd(())
+Engine: TypeAlias = Literal["compute", "outgoing", "incoming"]
+
+TRANSFERS: dict[EventKind, tuple[Engine, ...]] = {
+    "SEND": ("outgoing",),
+    "RECV": ("incoming",),
+    "REDUCE": ("outgoing", "incoming"),
+}
+"""The engines of its device that an event occupies; all others occupy its compute stream."""
 
 
 class CauseIndex:
@@ -92,9 +99,7 @@ class CauseIndex:
 
     def __init__(self, timeline: Timeline, tolerance_s: float) -> None:
         self.tolerance_s = tolerance_s
-        compute: dict[int, list[Event]] = defaultdict(list)
-        outgoing: dict[int, list[Event]] = defaultdict(list)
-        incoming: dict[int, list[Event]] = defaultdict(list)
+        engines: dict[tuple[Engine, int], list[Event]] = defaultdict(list)
         self.inputs: dict[tuple[int, int], list[Event]] = defaultdict(list)
         self.work: dict[tuple[EventKind, int, int], list[Event]] = defaultdict(list)
         self.made_on: dict[tuple[int, int], list[Event]] = defaultdict(list)
@@ -102,25 +107,19 @@ class CauseIndex:
         self.last_gradients: dict[int, Event] = {}
         for event in timeline.events:
             device, m = event.device, event.micro_batch
-            if event.kind in COMPUTE:
-                compute[device].append(event)
-                self.work[event.kind, event.stage, m].append(event)
-                if event.kind in SENDERS_WORK:
-                    self.made_on[device, m].append(event)
-                if event.kind in MAKES_GRADIENTS:
-                    self.last_gradients[device] = event
-            if event.kind in ("SEND", "REDUCE"):
-                outgoing[device].append(event)
-            if event.kind in ("RECV", "REDUCE"):
-                incoming[device].append(event)
+            for engine in TRANSFERS.get(event.kind, ("compute",)):
+                engines[engine, device].append(event)
+            self.work[event.kind, event.stage, m].append(event)
+            if event.kind in SENDERS_WORK:
+                self.made_on[device, m].append(event)
+            if event.kind in MAKES_GRADIENTS:
+                self.last_gradients[device] = event
             if event.kind == "RECV":
                 self.inputs[device, m].append(event)
             if event.kind == "REDUCE":
                 self.members[event.start_s, event.end_s, event.bytes].append(device)
-        self.compute = {device: EventsByEnd(events) for device, events in compute.items()}
-        self.outgoing = {device: EventsByEnd(events) for device, events in outgoing.items()}
-        self.incoming = {device: EventsByEnd(events) for device, events in incoming.items()}
-        self.transfers = EventsByEnd(e for events in incoming.values() for e in events)
+        self.engines = {key: EventsByEnd(events) for key, events in engines.items()}
+        self.transfers = EventsByEnd(e for e in timeline.events if e.kind in ("RECV", "REDUCE"))
 
     def of(self, event: Event, seen: set[int]) -> Event | None:
         """The cause of ``event``, not in ``seen``; None if it could start at once."""
@@ -135,7 +134,7 @@ class CauseIndex:
     def causes_of_work(self, event: Event, seen: set[int]) -> list[Event | None]:
         """The device's previous work, then the inputs, or the gradients that a step needs."""
         device, stage, m = event.device, event.stage, event.micro_batch
-        before = self.ended(self.compute, device, event, seen)
+        before = self.ended("compute", device, event, seen)
         match event.kind:
             case "F":
                 return [before, *self.inputs[device, m], *self.work["F", stage - 1, m]]
@@ -143,7 +142,7 @@ class CauseIndex:
                 above = (*self.work["B", stage + 1, m], *self.work["I", stage + 1, m])
                 return [before, *self.inputs[device, m], *above]
             case "STEP":
-                return [before, self.ended(self.outgoing, device, event, seen)]
+                return [before, self.ended("outgoing", device, event, seen)]
             case _:
                 return [before]
 
@@ -157,8 +156,8 @@ class CauseIndex:
         made_on = self.made_on[sender, event.micro_batch]
         causes = [
             *made_on,
-            self.ended(self.outgoing, sender, event, seen),
-            self.ended(self.incoming, receiver, event, seen),
+            self.ended("outgoing", sender, event, seen),
+            self.ended("incoming", receiver, event, seen),
         ]
         found, just_then_s = self.latest(event, causes, seen), event.start_s - self.tolerance_s
         if found is None or found.end_s < just_then_s:
@@ -177,7 +176,7 @@ class CauseIndex:
         engines = [
             self.ended(engine, member, event, seen)
             for member in members
-            for engine in (self.outgoing, self.incoming)
+            for engine in ("outgoing", "incoming")
         ]
         found = self.latest(event, engines, seen)
         if found and found.end_s >= event.start_s - self.tolerance_s:
@@ -202,11 +201,10 @@ class CauseIndex:
                 return other
         return found
 
-    def ended(
-        self, events: dict[int, EventsByEnd], device: int, event: Event, seen: set[int]
-    ) -> Event | None:
-        """The last of a device's events that ended before ``event`` started."""
-        return events.get(device, NOTHING).before(event.start_s + self.tolerance_s, seen)
+    def ended(self, engine: Engine, device: int, event: Event, seen: set[int]) -> Event | None:
+        """The last event on an engine of a device that ended before ``event`` started."""
+        events = self.engines.get((engine, device))
+        return events and events.before(event.start_s + self.tolerance_s, seen)
 
     def latest(self, event: Event, causes: Sequence[Event | None], seen: set[int]) -> Event | None:
         """The last of the causes that ended before ``event`` started; the first if several tie."""

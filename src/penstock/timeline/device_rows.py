@@ -21,14 +21,6 @@ class DrawnEvent:
     event: Event
     style: Style
 
-    @property
-    def start_s(self) -> float:
-        return self.event.start_s
-
-    @property
-    def end_s(self) -> float:
-        return self.event.end_s
-
 
 @dataclass(frozen=True, slots=True)
 class DeviceRow:
@@ -153,16 +145,16 @@ def compute_lanes(blocks: Sequence[DrawnEvent]) -> tuple[tuple[DrawnEvent, ...],
     """One lane, or two (forwards, then the rest) if forwards run beside other work."""
     forwards = tuple(block for block in blocks if block.event.kind == "F")
     others = tuple(block for block in blocks if block.event.kind != "F")
-    return (forwards, others) if overlap(blocks) else (tuple(blocks),)
+    return (forwards, others) if overlap(block.event for block in blocks) else (tuple(blocks),)
 
 
-def overlap(blocks: Sequence[DrawnEvent]) -> bool:
-    """Return whether blocks overlap in time by more than rounding errors."""
+def overlap(events: Iterable[Event]) -> bool:
+    """Return whether events overlap in time by more than rounding errors."""
     until_s = 0.0
-    for block in sorted(blocks, key=lambda block: (block.start_s, block.end_s)):
-        if min(until_s, block.end_s) - block.start_s > 1e-6 * (block.end_s - block.start_s):
+    for event in sorted(events, key=lambda event: (event.start_s, event.end_s)):
+        if min(until_s, event.end_s) - event.start_s > 1e-6 * (event.end_s - event.start_s):
             return True
-        until_s = max(until_s, block.end_s)
+        until_s = max(until_s, event.end_s)
     return False
 
 

@@ -73,16 +73,6 @@ class Drift:
         return f"stage {first} on rank {second} is a straggler: {spent} slow as the other ranks"
 
 
-def compared_times(planned: Timeline, measured: Timeline, batches: int = 1) -> Compared:
-    """The times of a planned iteration and of a measured one of several batches."""
-    expected, found = part_seconds(planned), part_seconds(measured)
-    return {
-        part: Times(seconds, found[part] / batches)
-        for part, seconds in expected.items()
-        if part in found and seconds > 0
-    }
-
-
 def common_factor(times: Compared) -> float:
     """The factor that the compute times of all devices have in common; 1 without any."""
     return median_low([t.factor for part, t in times.items() if part.kind == "stage"] or [1.0])
@@ -92,21 +82,6 @@ def own_factors(times: Compared) -> dict[Part, float]:
     """Each part's time as a multiple of the planned one; stages beyond the common factor."""
     common = common_factor(times)
     return {part: t.factor / (common if part.kind == "stage" else 1.0) for part, t in times.items()}
-
-
-def steady_drifts(samples: Sequence[Compared], iteration_s: float) -> tuple[Drift, ...]:
-    """The parts that are slow in every one of the samples, the slowest first."""
-    found: list[Drift] = []
-    own = [own_factors(sample) for sample in samples]
-    for part in samples[-1] if samples else ():
-        times = [sample[part] for sample in samples if part in sample]
-        factors = [factors_of[part] for factors_of in own if part in factors_of]
-        excess_s = min(t.measured_s * (1 - 1 / f) for t, f in zip(times, factors, strict=True))
-        steady = len(times) == len(samples) and min(factors) >= LEAST_FACTOR
-        if steady and excess_s >= LEAST_SHARE * iteration_s:
-            middle = Times(times[0].planned_s, median(t.measured_s for t in times))
-            found.append(Drift(part, middle, median(factors)))
-    return tuple(sorted(found, key=lambda drift: -drift.factor))
 
 
 def part_seconds(timeline: Timeline) -> dict[Part, float]:
@@ -160,14 +135,28 @@ class DriftWatch:
 
     def add(self, measured: Timeline) -> dict[str, float]:
         """Add an iteration; returns how many times as long as planned each part took."""
-        times = compared_times(self.planned, measured, self.batches)
+        expected, found = part_seconds(self.planned), part_seconds(measured)
+        times = {
+            part: Times(seconds, found[part] / self.batches)
+            for part, seconds in expected.items()
+            if part in found and seconds > 0
+        }
         self.samples.append(times)
         factors = {str(part): factor for part, factor in own_factors(times).items()}
         return {"all_ranks": common_factor(times)} | factors
 
     @property
     def drifts(self) -> tuple[Drift, ...]:
-        """Parts that have been slow in all of the latest samples."""
+        """Parts that have been slow in all of the latest samples, the slowest first."""
         if len(self.samples) < STEADY_SAMPLES:
             return ()
-        return steady_drifts(self.samples, iteration_s(self.planned))
+        found: list[Drift] = []
+        own, least_s = [*map(own_factors, self.samples)], LEAST_SHARE * iteration_s(self.planned)
+        for part in set(self.samples[0]).intersection(*self.samples):
+            times = [sample[part] for sample in self.samples]
+            factors = [factors_of[part] for factors_of in own]
+            excess_s = min(t.measured_s * (1 - 1 / f) for t, f in zip(times, factors, strict=True))
+            if min(factors) >= LEAST_FACTOR and excess_s >= least_s:
+                middle = Times(times[0].planned_s, median(t.measured_s for t in times))
+                found.append(Drift(part, middle, median(factors)))
+        return tuple(sorted(found, key=lambda drift: (-drift.factor, drift.part)))

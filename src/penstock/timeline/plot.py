@@ -159,7 +159,8 @@ def draw_lane(
     """Draw blocks as one collection of bars for each style."""
     spans: dict[Style, list[tuple[float, float]]] = defaultdict(list)
     for block in blocks:
-        spans[block.style].append((block.start_s, block.end_s - block.start_s))
+        event = block.event
+        spans[block.style].append((event.start_s, event.end_s - event.start_s))
     for style, bars in spans.items():
         drawn = ax.broken_barh(bars, (top, height), facecolor=fill_of(style, LIGHT))
         drawn.set(edgecolor="white", linewidth=0.0 if is_large else 0.4, rasterized=is_large)
@@ -170,9 +171,10 @@ def draw_numbers(ax: "Axes", blocks: Sequence[DrawnEvent], middle: float) -> Non
     pixels_per_s = ax.transData.transform((1.0, 0.0))[0] - ax.transData.transform((0.0, 0.0))[0]
     pixels_of_digit = 0.075 * ax.figure.dpi
     for block in blocks:
-        number, room = block.event.micro_batch, (block.end_s - block.start_s) * pixels_per_s
+        event = block.event
+        number, room = event.micro_batch, (event.end_s - event.start_s) * pixels_per_s
         if number >= 0 and room >= pixels_of_digit * len(str(number)):
-            text = ax.text((block.start_s + block.end_s) / 2, middle, str(number), fontsize=7)
+            text = ax.text((event.start_s + event.end_s) / 2, middle, str(number), fontsize=7)
             text.set(ha="center", va="center_baseline", clip_on=True)
             text.set_color(ink_on(fill_of(block.style, LIGHT)))
 

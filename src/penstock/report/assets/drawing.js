@@ -2,11 +2,6 @@
 // Draws the figures of a report from the JSON that the page carries. No library, no network.
 
 const run = JSON.parse(document.getElementById("run-data").textContent);
-const WORDS = {
-  F: "forward", B: "backward", I: "backward for inputs", W: "backward for weights",
-  R: "recompute", SEND: "send", RECV: "receive", REDUCE: "gradient all-reduce",
-  STEP: "optimizer step",
-};
 
 function element(name, attributes = {}, text = null) {
   const node = document.createElementNS("http://www.w3.org/2000/svg", name);

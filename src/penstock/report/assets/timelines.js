@@ -299,7 +299,7 @@ function describe({ row, time, block, inMemory }) {
   }
   const kind = run.kinds[block.style];
   const number = block.micro_batch >= 0 ? `, micro-batch ${block.micro_batch}` : "";
-  const lines = [[`${WORDS[kind]}${number}`, "strong"]];
+  const lines = [[`${run.words[kind]}${number}`, "strong"]];
   lines.push([`device ${row.device}, stage ${block.stage}`]);
   if (block.peer >= 0) lines.push([`${kind === "RECV" ? "from" : "to"} device ${block.peer}`]);
   if (block.bytes > 0) lines.push([bytes(block.bytes)]);
