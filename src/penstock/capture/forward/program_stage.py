@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial, wraps
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
@@ -40,10 +40,8 @@ from penstock.capture.record.absent import (
     writes_first,
 )
 from penstock.capture.record.calls import Address, Made
-from penstock.capture.record.model_state import Place, put_value
+from penstock.capture.record.model_state import MISSING, Place
 from penstock.capture.record.outside_state import (
-    GeneratorsState,
-    RandomState,
     generators_state,
     random_state,
     restore_generators,
@@ -67,9 +65,6 @@ from penstock.torch_internals import (
     taken_off,
     tensors_in,
 )
-
-Generators: TypeAlias = tuple[RandomState, GeneratorsState | None]
-"""The states of torch's generator, and of Python's and numpy's where they are drawn from."""
 
 KEEP_TOGETHER = "keep these layers in one stage"
 REMEDY = (
@@ -134,21 +129,13 @@ class HeldTensors:
                 buffer = place[0][place[1]]
                 self._exchanged.append((place, absent_like(tuple(buffer.shape), buffer.dtype)))
 
-    def exchange(self) -> list[tuple[Place, Any]]:
-        """Put the absent tensors in place; return what was there."""
-        before: list[tuple[Place, Any]] = []
+    def exchange(self, before: list[tuple[Place, Any]]) -> None:
+        """Put the absent tensors in place, and what was there into ``before``."""
         for place, absent in self._exchanged:
             own = place[0][place[1]]
             absent.needs_grad = own.requires_grad
             before.append((place, own))
             place[0][place[1]] = absent
-        return before
-
-
-def undo_exchange(before: Sequence[tuple[Place, Any]]) -> None:
-    """Put back what `HeldTensors.exchange` has returned."""
-    for place, value in reversed(before):  # a module may be there under two names
-        place[0][place[1]] = value
 
 
 class ReplacedForward:
@@ -194,51 +181,46 @@ class Forwards:
         found.forward = wraps(module.forward)(make(found))
         self._replaced[path] = found
 
-    def replace(self) -> tuple[list[tuple[Place, Any]], str]:
+    def replace(self, before: list[tuple[Place, Any]]) -> None:
         """Put the forwards into the modules, and mute hooks of other stages' units.
 
-        Returns the muted, and the path of a module whose hooks cannot be muted; empty if there is
-        none.
+        What was there is put into ``before``. Raises `PathChanged` if a module's hooks cannot be
+        muted.
         """
-        muted: list[tuple[Place, Any]] = []
-        refused = ""
-
-        def mute(place: dict[str, Any], key: str, instead: Any) -> None:
-            muted.append(((place, key), place[key]))
-            place[key] = instead
-
         hooks, pre_hooks = BACKWARD_HOOKS
         for place, kind, path in self._containers:
-            if not (place[hooks] or place[pre_hooks]) or kind == "own":
-                continue
-            if kind == "both":
-                refused = path
-            for key in BACKWARD_HOOKS:
-                mute(place, key, _NO_HOOKS)
+            if kind != "own" and (place[hooks] or place[pre_hooks]):
+                if kind == "both":
+                    raise hooked_since(path)
+                mute(place, before)
         for path, own in self._replaced.items():
             place = own.place
             own.had = place.get("forward")
+            before.append(((place, "forward"), MISSING if own.had is None else own.had))
             place["forward"] = own.forward
             hooked = place[hooks] or place[pre_hooks]
-            compiled = place.get(COMPILED_CALL)
-            if own.mutes and (hooked or compiled):
-                for key in BACKWARD_HOOKS:
-                    mute(place, key, _NO_HOOKS)
-                if compiled:
-                    mute(place, COMPILED_CALL, None)
+            if own.mutes and (hooked or place.get(COMPILED_CALL)):
+                mute(place, before)
             elif hooked and own.sends:
-                refused = path
-        return muted, refused
+                raise hooked_since(path)
 
-    def restore(self, muted: Sequence[tuple[Place, Any]]) -> None:
-        """Give the modules what they had before."""
-        for own in self._replaced.values():
-            if own.had is None:
-                own.place.pop("forward", None)
-            else:
-                own.place["forward"], own.had = own.had, None
-        for place, value in muted:
-            put_value(place, value)
+
+def mute(place: dict[str, Any], before: list[tuple[Place, Any]]) -> None:
+    """Take the backward hooks, and the compiled call, off a module; ``before`` gets them."""
+    for key in BACKWARD_HOOKS:
+        before.append(((place, key), place[key]))
+        place[key] = _NO_HOOKS
+    if place.get(COMPILED_CALL):
+        before.append(((place, COMPILED_CALL), place[COMPILED_CALL]))
+        place[COMPILED_CALL] = None
+
+
+def hooked_since(path: str) -> "PathChanged":
+    """The error where hooks would be skipped: what is sent is taken inside of a module's call."""
+    return PathChanged(
+        f"'{path}', of which a part is sent to another stage, got a backward hook after the model "
+        f"was captured"
+    )
 
 
 def roles_between(task: StageTask) -> Iterator[tuple[dict[str, Any], str, str]]:
@@ -402,10 +384,9 @@ class ProgramStage:
             )
             if plain and not watched.anchors and not record.has_nested:
                 continue
-            once = len(own) == 1 and not own[0].draws and not record.has_nested
             self._forwards.add(
                 path,
-                partial(self._called_once if once else self._called_often, path, own),
+                partial(self._called, path, own),
                 mutes=not any(call.own for call in own),
                 sends=any(call.sent for call in own),
             )
@@ -429,82 +410,45 @@ class ProgramStage:
 
     # Forwards of units while the stage runs.
 
-    def _called_often(
+    def _called(
         self, path: str, calls: Sequence[UnitCall], replaced: ReplacedForward
     ) -> Callable[..., Any]:
-        """The forward of a module that may be called several times."""
-        task, marks = self.task, self._watched.marks
-        by_sample = task.by_sample(path)
+        """The forward of a module, with its calls in the example."""
+        task, marks, count = self.task, self._watched.marks, len(calls)
+        by_sample, plain = task.by_sample(path), replaced.plain
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             now = self.now
             if now.calls is None or now.inside:
-                return replaced.plain(*args, **kwargs)
+                return plain(*args, **kwargs)
             n = now.calls.get(path, 0)
             now.calls[path] = n + 1
             if now.watching:
                 self._unwatch()
-            if n >= len(calls):
+            if n >= count:
                 if not by_sample:
-                    times = f"{n + 1} times, and {len(calls)} times on the example"
+                    times = f"{n + 1} times, and {count} times on the example"
                     raise PathChanged(f"'{path}' is called {times}")
-                n = len(calls) - 1
+                n = count - 1
             call = calls[n]
-            now.others += not call.own
             if call.first in marks:
                 self._at_mark(call.first)
             if call.own:
                 now.inside = True
                 try:
                     if task.draws_in_all and call.draws:
-                        result = in_stream(now.run, (path, n), replaced.plain, args, kwargs)
+                        result = in_stream(now.run, (path, n), plain, args, kwargs)
                     else:
-                        result = replaced.plain(*args, **kwargs)
+                        result = plain(*args, **kwargs)
                 finally:
                     now.inside = False
                 if call.sent:
                     self._collect(tensors_in(result), call.sent)
             else:
+                now.others += 1
                 result = self._left_out(call, args, kwargs)
-            now.anchor = call.anchor
             if call.watch:
-                self._watch()
-            return result
-
-        return forward
-
-    def _called_once(
-        self, path: str, calls: Sequence[UnitCall], replaced: ReplacedForward
-    ) -> Callable[..., Any]:
-        """`_called_often` for a module with one call in a forward, and for what this stage does."""
-        (call,) = calls
-        own, after, sent, anchor = call.own, call.watch, call.sent, call.anchor
-        plain = replaced.plain
-        mark = call.first if call.first in self._watched.marks else None
-        single = call.template[0] if call.is_single else None
-        receives, left_out = bool(call.received), not call.own
-
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            now = self.now
-            if now.calls is None or now.inside:
-                return plain(*args, **kwargs)
-            if now.watching:
-                self._unwatch()
-            now.others += left_out
-            if mark is not None:
-                self._at_mark(mark)
-            if own:
-                result = plain(*args, **kwargs)
-                if sent:
-                    self._collect(tensors_in(result), sent)
-            elif single is None:
-                result = self._left_out(call, args, kwargs)
-            elif receives:
-                result = now.received[single.what]
-            else:
-                result = self._shapes.absent(single)
-            if after:
-                now.anchor = anchor
+                now.anchor = call.anchor
                 self._watch()
             return result
 
@@ -682,25 +626,20 @@ class ProgramStage:
 
     def _run_replaced(self, call: Callable[[], Any]) -> Any:
         now, result = self.now, None
-        generators = seeded(self.task, now.run) if self.draws_alike else None
         if has_global_hooks():
             raise BadInput(
                 "there are backward hooks for all modules now (also those of FlopCounterMode), "
                 "which would run on what is elsewhere; use them on the model alone"
             )
-        muted, refused = self._forwards.replace()
-        exchanged = self.held.exchange()
-        after = self.state.enter(now.run.context) if self.state.is_any else None
-        now.calls = {}
+        after = None
+        before: list[tuple[Place, Any]] = []
         with_grad = torch.is_grad_enabled()
         self._modes_before = modes_on()
         try:
-            if refused:
-                # What is sent is taken inside of the module's call, so hooks would be skipped.
-                raise PathChanged(
-                    f"'{refused}', of which a part is sent to another stage, got a backward hook "
-                    f"after the model was captured"
-                )
+            self._forwards.replace(before)
+            self.held.exchange(before)
+            after = self.state.enter(now.run.context) if self.state.is_any else None
+            now.calls = {}
             with self._surroundings():
                 try:
                     if None in self._watched.anchors:
@@ -714,14 +653,16 @@ class ProgramStage:
         except StageEnd:
             pass
         finally:
-            now.calls = None
+            entered, now.calls = now.calls is not None, None
             if torch.is_grad_enabled() != with_grad:
                 torch.set_grad_enabled(with_grad)
-            if self.state.is_any:
+            if entered and self.state.is_any:
                 self.state.leave(now.run.context, after)
-            undo_exchange(exchanged)
-            self._forwards.restore(muted)
-            restore_generators_of(generators)
+            for (place, key), value in reversed(before):  # a module may be there under two names
+                if value is MISSING:
+                    place.pop(key, None)
+                else:
+                    place[key] = value
         return result
 
     def _surroundings(self) -> AbstractContextManager[object]:
@@ -729,9 +670,11 @@ class ProgramStage:
         record = self._record
         without_hooks = record.hooks.any_on_tensors and not torch.is_grad_enabled()
         sees_checkpoints = CheckpointFunction.__name__ in self._watched.names
-        if not (record.has_scripts or without_hooks or sees_checkpoints):
+        if not (record.has_scripts or without_hooks or sees_checkpoints or self.draws_alike):
             return nullcontext()
         found = ExitStack()
+        if self.draws_alike:
+            found.enter_context(seeded(self.task, self.now.run))
         if sees_checkpoints:
             found.enter_context(functions_through(self._function))
         if record.has_scripts:
@@ -745,25 +688,23 @@ _NO_RUN = StageRun(BatchSize(0))
 _NO_PROGRESS = _Progress(_NO_RUN, {})
 
 
-def seeded(task: StageTask, run: StageRun) -> Generators:
-    """Seed what all stages draw equally between units; return the states to restore."""
+@contextmanager
+def seeded(task: StageTask, run: StageRun) -> Iterator[None]:
+    """Seed what all stages draw equally between units; restore the generators at the end."""
     draws_python = task.recorded.draws_python
     if task.draws_in_all:
         run.own_seed = int(torch.empty((), dtype=torch.int64).random_())
-    before = random_state(device_in_use()), generators_state() if draws_python else None
-    if task.draws_in_all:
-        torch.manual_seed(run.seed)
-    if draws_python:
-        seed_generators(run.seed)
-    return before
-
-
-def restore_generators_of(before: Generators | None) -> None:
-    """Restore what `seeded` has returned."""
-    if before is not None:
-        restore_random_state(device_in_use(), before[0])
-        if before[1] is not None:
-            restore_generators(before[1])
+    before, plain = random_state(device_in_use()), generators_state() if draws_python else None
+    try:
+        if task.draws_in_all:
+            torch.manual_seed(run.seed)
+        if draws_python:
+            seed_generators(run.seed)
+        yield
+    finally:
+        restore_random_state(device_in_use(), before)
+        if plain is not None:
+            restore_generators(plain)
 
 
 def in_stream(run: StageRun, key: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
