@@ -112,32 +112,38 @@ def run_backward(
     return grad(list(roots), at, list(seeds), allow_unused=True)
 
 
-def add_to(
-    sums: dict[nn.Parameter, torch.Tensor], parameter: nn.Parameter, gradient: torch.Tensor
-) -> None:
-    """Add to the sum of a parameter's gradients."""
-    before = sums.get(parameter)
-    sums[parameter] = gradient if before is None else before.add_(gradient)
-
-
 def add_product(
     product: Product, gradient: torch.Tensor, sums: dict[nn.Parameter, torch.Tensor]
 ) -> None:
     """Multiply and add directly to the gradients, or to ``sums`` if hooks must run."""
-    x, weight, bias = product.x, product.weight, product.bias
-    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    columns = gradient if gradient.dim() == 2 else gradient.reshape(-1, gradient.shape[-1])
+    weight, bias = product.weight, product.bias
+    rows, columns = as_matrix(product.x), as_matrix(gradient)
     left, right = (columns, rows) if product.transposed else (rows, columns)
-    if adds_directly(weight):
-        # On CPUs the transposed product is the faster one.
-        weight.grad.t().addmm_(right.t(), left)  # type: ignore[union-attr]
-    else:
-        add_to(sums, weight, left.t() @ right)
+    of_weight = added_product(weight, left, right)
+    if of_weight is not None:
+        sums[weight] = of_weight if weight not in sums else sums[weight].add_(of_weight)
     if bias is not None and bias.requires_grad:
+        of_bias = columns.sum(0)
         if adds_directly(bias):
-            bias.grad.add_(columns.sum(0))  # type: ignore[union-attr]
+            bias.grad.add_(of_bias)  # type: ignore[union-attr]
         else:
-            add_to(sums, bias, columns.sum(0))
+            sums[bias] = of_bias if bias not in sums else sums[bias].add_(of_bias)
+
+
+def as_matrix(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor with all dimensions but the last as one."""
+    return tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])
+
+
+def added_product(
+    weight: nn.Parameter, left: torch.Tensor, right: torch.Tensor
+) -> torch.Tensor | None:
+    """Add ``left.t() @ right`` to the weight's gradient, or return it if hooks must run."""
+    if not adds_directly(weight):
+        return left.t() @ right
+    # On CPUs the transposed product is the faster one.
+    weight.grad.t().addmm_(right.t(), left)  # type: ignore[union-attr]
+    return None
 
 
 def adds_directly(parameter: nn.Parameter) -> bool:
@@ -240,12 +246,7 @@ class AccumulatingLinear(torch.autograd.Function):
         """Gradients of input and bias, and of the weight if it cannot be added directly."""
         x, weight = ctx.saved_tensors
         (gradient,) = gradients
-        parameter: nn.Parameter = ctx.parameter
-        rows = x.reshape(-1, x.shape[-1])
-        columns = gradient.reshape(-1, gradient.shape[-1])
+        columns = as_matrix(gradient)
         of_input = gradient @ weight if ctx.needs_input_grad[0] else None
         of_bias = columns.sum(0) if ctx.needs_input_grad[2] else None
-        if not adds_directly(parameter):
-            return of_input, columns.t() @ rows, of_bias
-        parameter.grad.t().addmm_(rows.t(), columns)  # type: ignore[union-attr]
-        return of_input, None, of_bias
+        return of_input, added_product(ctx.parameter, columns, as_matrix(x)), of_bias
