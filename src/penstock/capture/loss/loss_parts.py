@@ -37,6 +37,7 @@ from penstock.capture.record.user_lines import line_in_words, line_with_source
 from penstock.errors import BadInput
 from penstock.torch_internals import NoFunctionCalls, pytree
 
+_BY_TARGETS = ("cross_entropy", "nll_loss")
 _MEANS = frozenset(
     [
         *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy"),
@@ -351,9 +352,7 @@ class _Walk:
             return self._sum(number, name, leaves)
         divides = name in _DIV and leaves and mixed and leaves[0] is mixed[0]
         if len(mixed) == 1 and (name in _MUL or divides):
-            for position, entry in enumerate(leaves):
-                if self._is_whole(event, position, entry):
-                    self.act(number, LossAction("whole", position))
+            self._factors(number, event, leaves)
             return [mixed[0].value]
         where = line_in_words(event.line)
         if any(torch.Size(entry.shape).numel() == 1 for entry in mixed):
@@ -361,6 +360,12 @@ class _Walk:
         self._mix(f"'{name}' at {where} is computed from sums over samples")
         self.act(number, LossAction("rows"))
         return []
+
+    def _factors(self, number: int, event: RecordedCall, leaves: Sequence[Any]) -> None:
+        """Take factors that are numbers or values of the batch from the whole step."""
+        for position, entry in enumerate(leaves):
+            if self._is_whole(event, position, entry):
+                self.act(number, LossAction("whole", position))
 
     def _mix(self, why: str) -> None:
         self.mixing = self.mixing or why
@@ -392,24 +397,17 @@ class _Walk:
     ) -> None:
         """A call that takes samples and gives none: a mean or sum over them."""
         args, kwargs = event.args
-        if name in ("cross_entropy", "nll_loss"):
-            if reduction_of(kwargs) == "mean":
-                target = args[1] if len(args) > 1 else kwargs["target"]
-                of_classes = target.dtype.is_floating_point
-                self.act(number, LossAction("rows" if of_classes else "targets"))
-            else:
-                self.has_sums = True
-        elif name in _MEANS:
-            if reduction_of(kwargs) in ("mean", "batchmean"):
-                self._mean(number, mixed[0])
-            else:
-                self.has_sums = True
+        reduces = name in _MEANS or name in _BY_TARGETS
+        if name in _SUMS or (reduces and reduction_of(kwargs) not in ("mean", "batchmean")):
+            self.has_sums = True
+        elif name in _BY_TARGETS and not _target(args, kwargs).dtype.is_floating_point:
+            self.act(number, LossAction("targets"))
         elif name == "mean" and mixed[0].value in self.record.decided:
             raise NotFromSlices(event, "is over as many numbers as activations decide")
-        elif name == "mean":
-            self._mean(number, mixed[0])
-        elif name in _SUMS:
-            self.has_sums = True
+        elif name == "mean" or reduces:
+            # Over numbers in proportion to the samples, or over as many as the data decide.
+            by_rows = self.sizes.is_proportional(mixed[0].value)  # pyright: ignore[reportArgumentType]
+            self.act(number, LossAction("rows" if by_rows else "count"))
         else:
             where = line_in_words(event.line)
             if torch.Size(self.record.values[value].shape).numel() == 1:
@@ -423,11 +421,6 @@ class _Walk:
                 self.act(number, LossAction("whole", position))
         for entry in mixed:
             self._before_reduction(entry.value)  # pyright: ignore[reportArgumentType]
-
-    def _mean(self, number: int, mixed: TensorReference) -> None:
-        """A mean over numbers in proportion to the samples, or over as many as the data decide."""
-        by_rows = self.sizes.is_proportional(mixed.value)  # pyright: ignore[reportArgumentType]
-        self.act(number, LossAction("rows" if by_rows else "count"))
 
     def _before_reduction(self, value: int) -> None:
         """Factors before a sum, as in ``(x / mask.sum()).sum()``, and statistics in them."""
@@ -450,13 +443,8 @@ class _Walk:
             name = str(event.address[1])
             for entry in leaves:
                 self._whole_statistics(entry)
-            if name not in _LINEAR | _ADD | _MUL | _DIV:
-                todo += [entry.value for entry in mixed]
-                continue
             if name in _MUL | _DIV and len(mixed) == 1 and leaves[0] is mixed[0]:
-                for position, entry in enumerate(leaves):
-                    if self._is_whole(event, position, entry):
-                        self.act(number, LossAction("whole", position))
+                self._factors(number, event, leaves)
             todo += [entry.value for entry in mixed]
 
     def _whole_statistics(self, entry: Any) -> None:
@@ -509,9 +497,13 @@ def varies(
     return False
 
 
+def _target(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return args[1] if len(args) > 1 else kwargs["target"]
+
+
 def target_count(args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
     """The divisor of a mean cross entropy: its targets, or the sum of their class weights."""
-    target = args[1] if len(args) > 1 else kwargs["target"]
+    target = _target(args, kwargs)
     weight = args[2] if len(args) > 2 else kwargs.get("weight")
     ignored = kwargs.get("ignore_index", args[4] if len(args) > 4 else -100)
     valid = target.ne(ignored)

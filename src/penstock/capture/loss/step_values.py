@@ -29,11 +29,11 @@ AnyLeaf = TypeVar("AnyLeaf", bound=Leaf)
 class _Layout:
     """Layout of values in a row, for batches of some lengths.
 
-    ``tensors`` has shape and type of each value that is a tensor, and None for numbers.
+    ``tensors`` has the shape of each value, and its type if it is a tensor and no number.
     """
 
     spec: Any
-    tensors: tuple[tuple[torch.Size, torch.dtype] | None, ...]
+    tensors: list[tuple[torch.Size, torch.dtype | None]]
 
 
 class StepValues:
@@ -61,19 +61,12 @@ class StepValues:
     def of_row(self, row: torch.Tensor, lengths: tuple[int, ...]) -> tuple[float, Found]:
         """The samples of the step, and its values by address, from a row."""
         layout = self._layouts[lengths]
-        samples = float(row[0])
-        leaves: list[Any] = []
-        place = 1
-        for known in layout.tensors:
-            if known is None:
-                leaves.append(float(row[place]))
-                place += 1
-                continue
-            shape, dtype = known
-            count = shape.numel()
-            leaves.append(row[place : place + count].view(shape).to(dtype))
-            place += count
-        return samples, pytree.tree_unflatten(leaves, layout.spec)
+        samples, *parts = row.split([1, *(shape.numel() for shape, _ in layout.tensors)])
+        leaves = [
+            float(part) if dtype is None else part.view(shape).to(dtype)
+            for part, (shape, dtype) in zip(parts, layout.tensors, strict=True)
+        ]
+        return float(samples), pytree.tree_unflatten(leaves, layout.spec)
 
     def beside(self, batches: Sequence[Sequence[AnyLeaf]]) -> list[list[AnyLeaf]]:
         """The leaves of every batch, with the additional last leaf; all batches are one step.
@@ -134,16 +127,13 @@ class StepValues:
                     f"batch on which it is, or give this one in other_examples"
                 )
         values, spec = pytree.tree_flatten(dict(found))
-        tensors: list[tuple[torch.Size, torch.dtype] | None] = []
+        layout = self._layouts[lengths] = _Layout(spec, [])
         numbers = [torch.tensor([float(samples)], dtype=torch.float64)]
         for value in values:
-            is_tensor = isinstance(value, torch.Tensor)
-            tensors.append((value.shape, value.dtype) if is_tensor else None)
-            number = (
-                value.detach() if is_tensor else torch.tensor(value or 0.0, dtype=torch.float64)
-            )
-            numbers.append(number.to("cpu", torch.float64).reshape(-1))
-        self._layouts[lengths] = _Layout(spec, tuple(tensors))
+            dtype = value.dtype if isinstance(value, torch.Tensor) else None
+            number = torch.as_tensor(0.0 if value is None else value, dtype=torch.float64).detach()
+            layout.tensors.append((number.shape, dtype))
+            numbers.append(number.cpu().reshape(-1))
         return torch.cat(numbers)
 
     def _whole(self, batch: Sequence[Leaf]) -> dict[int, torch.Tensor] | None:
