@@ -155,28 +155,28 @@ class WeightedLosses(nn.Module):
 
     def __init__(self, terms: Sequence[tuple[float, LossFunction]]) -> None:
         super().__init__()
+        if not terms:
+            raise BadInput("loss is an empty list; give it pairs of a number and a loss function")
+        self._terms = list[tuple[float, LossFunction]]()
         for place, entry in enumerate(terms):
             if not is_term(entry):
                 raise BadInput(
                     f"entry {place} of loss is {entry!r}, but must be a pair of a number and a "
                     f"loss function, as in loss=[(1.0, first), (0.5, second)]"
                 )
-        if not terms:
-            raise BadInput("loss is an empty list; give it pairs of a number and a loss function")
-        self._factors = tuple(float(factor) for factor, _ in terms)
-        self._functions = tuple(function for _, function in terms)
-        for place, function in enumerate(self._functions):
+            factor, function = entry
+            self._terms.append((float(factor), function))
             if isinstance(function, nn.Module):
                 self.add_module(str(place), function)
 
     def __len__(self) -> int:
         """The number of terms."""
-        return len(self._functions)
+        return len(self._terms)
 
     def terms(self, output: Any, target: Any) -> list[Any]:
         """The result of each function times its factor, in order."""
         found: list[Any] = []
-        for factor, function in zip(self._factors, self._functions, strict=True):
+        for factor, function in self._terms:
             value = function(output, target)
             found.append(value * factor if isinstance(value, torch.Tensor) else value)
         return found

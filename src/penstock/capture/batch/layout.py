@@ -15,7 +15,6 @@ from penstock.capture.batch.lengths import (
     Length,
     LengthPlaces,
     LengthsOf,
-    length_name,
     named_lengths,
 )
 from penstock.capture.batch.part import Leaf, LeafKey
@@ -116,17 +115,12 @@ class BatchLayout:
 
     def flatten(self, batch: Batch) -> list[torch.Tensor]:
         """The tensors of ``batch`` in order, with samples first, checked against the example."""
-        found = list(_match(self.structure, batch, "batch"))
-        return list(self._by_sample(dict(enumerate(found))).values())
+        return list(self.indexed(batch).values())
 
     def indexed(self, batch: Batch) -> dict[int, torch.Tensor]:
         """The tensors of ``batch`` by index, for the layout of a `part`; checked likewise."""
-        found = list(_match(self.structure, batch, "batch"))
-        order = [index for index, _ in _paths(self.structure, ())]
-        return self._by_sample(dict(zip(order, found, strict=True)))
-
-    def _by_sample(self, given: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-        own = {index: (self.leaves[index], tensor) for index, tensor in given.items()}
+        given = zip(_paths(self.structure), _match(self.structure, batch, "batch"), strict=True)
+        own = {index: (self.leaves[index], tensor) for (index, _), tensor in given}
         cut = [(spec, tensor) for spec, tensor in own.values() if spec.rows]
         for spec, tensor in cut:
             check_leaf(spec, tensor)
@@ -168,12 +162,12 @@ class BatchLayout:
     @property
     def paths(self) -> tuple[tuple[str | int, ...], ...]:
         """The keys by which a user reaches each tensor; empty if the batch is itself a tensor."""
-        return tuple(path for _, path in sorted(_paths(self.structure, ())))
+        return tuple(path for _, path in sorted(_paths(self.structure)))
 
     @property
     def indices(self) -> tuple[int, ...]:
         """The leaves that occur in the structure."""
-        return tuple(sorted(index for index, _ in _paths(self.structure, ())))
+        return tuple(sorted(index for index, _ in _paths(self.structure)))
 
     @property
     def unread(self) -> tuple[UnreadEntry, ...]:
@@ -315,13 +309,11 @@ def with_lengths(layout: BatchLayout, dynamic: Dynamic) -> BatchLayout:
     for key, dimensions in dynamic.items():
         index = _leaf_at(layout, key, "dynamic")
         leaf = leaves[index]
-        leaves[index] = replace(
-            leaf,
-            varying=tuple(
-                (_checked_dimension(leaf, dim + leaf.in_front), numbers[length_name(named)])
-                for dim, named in dimensions.items()
-            ),
-        )
+        varying: list[tuple[int, int]] = []
+        for dim, named in dimensions.items():
+            name = named.name if isinstance(named, Length) else named
+            varying.append((_checked_dimension(leaf, dim + leaf.in_front), numbers[name]))
+        leaves[index] = replace(leaf, varying=tuple(varying))
     return replace(layout, leaves=tuple(leaves), lengths=lengths)
 
 
@@ -489,15 +481,13 @@ def _check_rows(found: Sequence[tuple[LeafSpec, int]]) -> None:
         raise BadInput("the batch has 0 samples, at least 1 is needed; skip empty batches")
 
 
-def _paths(structure: Any, path: tuple[str | int, ...]) -> Iterator[tuple[int, Any]]:
+def _paths(structure: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[int, Any]]:
     """The index of every tensor, with the keys that lead to it."""
     if isinstance(structure, Slot):
         yield structure.index, path
-    elif isinstance(structure, Mapping):
-        for key, entry in structure.items():
-            yield from _paths(entry, (*path, key))
-    elif isinstance(structure, list | tuple):
-        for key, entry in enumerate(structure):
+    elif isinstance(structure, Mapping | list | tuple):
+        items = structure.items() if isinstance(structure, Mapping) else enumerate(structure)
+        for key, entry in items:
             yield from _paths(entry, (*path, key))
 
 

@@ -67,11 +67,10 @@ class UnreadEntry:
             getattr(self.value, name)  # a query of what it does not have is no read
             return read()
 
-        special = {name: read for name in dir(kind) if name[:2] == "__" == name[-2:]}
-        special = {
-            name: method
-            for name, method in special.items()
-            if name not in _OF_EVERY_CLASS and callable(getattr(kind, name))
+        special: dict[str, Any] = {
+            name: read
+            for name in set(dir(kind)) - _OF_EVERY_CLASS
+            if name[:2] == "__" == name[-2:] and callable(getattr(kind, name))
         }
         return type("StandIn", (StandIn,), special | {"__getattribute__": attribute})()
 
