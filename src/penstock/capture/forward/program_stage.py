@@ -11,11 +11,11 @@ is as the user made it.
 
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial, wraps
 from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -141,91 +141,59 @@ class HeldTensors:
 class ReplacedForward:
     """The ``forward`` that a module of the user has while a stage runs.
 
-    ``mutes``: its hooks are muted, since none of its calls is the stage's. ``sends``: a part of its
-    results is sent.
+    ``make`` makes it of the user's.
     """
 
-    __slots__ = ("bound", "forward", "had", "mutes", "place", "sends")
+    __slots__ = ("bound", "forward", "had", "place")
 
-    def __init__(self, module: nn.Module, *, mutes: bool, sends: bool) -> None:
+    def __init__(
+        self, module: nn.Module, make: Callable[[Callable[..., Any]], Callable[..., Any]]
+    ) -> None:
         self.place: dict[str, Any] = module.__dict__
         self.bound = type(module).forward.__get__(module)
         self.had: Any = None
-        self.mutes, self.sends = mutes, sends
-        self.forward: Any = None
+        self.forward = wraps(module.forward)(make(self.plain))
 
     def plain(self, *args: Any, **kwargs: Any) -> Any:
         """The user's forward."""
         return (self.had or self.bound)(*args, **kwargs)
 
-
-class Forwards:
-    """All that is replaced in the user's modules while a stage runs."""
-
-    def __init__(self, task: StageTask) -> None:
-        self._program = task.program
-        self._replaced: dict[str, ReplacedForward] = {}
-        self._containers = list(roles_between(task))
-
-    def add(
-        self,
-        path: str,
-        make: Callable[[ReplacedForward], Callable[..., Any]],
-        *,
-        mutes: bool,
-        sends: bool,
-    ) -> None:
-        """Replace the forward of a module by that which ``make`` returns."""
-        module = self._program.module(path)
-        found = ReplacedForward(module, mutes=mutes, sends=sends)
-        found.forward = wraps(module.forward)(make(found))
-        self._replaced[path] = found
-
     def replace(self, before: list[tuple[Place, Any]]) -> None:
-        """Put the forwards into the modules, and mute hooks of other stages' units.
-
-        What was there is put into ``before``. Raises `PathChanged` if a module's hooks cannot be
-        muted.
-        """
-        hooks, pre_hooks = BACKWARD_HOOKS
-        for place, kind, path in self._containers:
-            if kind != "own" and (place[hooks] or place[pre_hooks]):
-                if kind == "both":
-                    raise hooked_since(path)
-                mute(place, before)
-        for path, own in self._replaced.items():
-            place = own.place
-            own.had = place.get("forward")
-            before.append(((place, "forward"), MISSING if own.had is None else own.had))
-            place["forward"] = own.forward
-            hooked = place[hooks] or place[pre_hooks]
-            if own.mutes and (hooked or place.get(COMPILED_CALL)):
-                mute(place, before)
-            elif hooked and own.sends:
-                raise hooked_since(path)
+        """Put it into the module, and what was there into ``before``."""
+        self.had = self.place.get("forward")
+        before.append(((self.place, "forward"), MISSING if self.had is None else self.had))
+        self.place["forward"] = self.forward
 
 
-def mute(place: dict[str, Any], before: list[tuple[Place, Any]]) -> None:
-    """Take the backward hooks, and the compiled call, off a module; ``before`` gets them."""
-    for key in BACKWARD_HOOKS:
-        before.append(((place, key), place[key]))
-        place[key] = _NO_HOOKS
-    if place.get(COMPILED_CALL):
-        before.append(((place, COMPILED_CALL), place[COMPILED_CALL]))
-        place[COMPILED_CALL] = None
+Role: TypeAlias = tuple[dict[str, Any], str, str]
+"""The dict of a module, whether its calls are another stage's ("other") or of "both", its path."""
 
 
-def hooked_since(path: str) -> "PathChanged":
-    """The error where hooks would be skipped: what is sent is taken inside of a module's call."""
-    return PathChanged(
-        f"'{path}', of which a part is sent to another stage, got a backward hook after the model "
-        f"was captured"
-    )
+def mute(roles: Iterable[Role], before: list[tuple[Place, Any]]) -> None:
+    """Take backward hooks, and compiled calls, off modules that are not the stage's.
+
+    What was there is put into ``before``. Raises `PathChanged` where they cannot be muted: what is
+    sent is taken inside of the module's call, so its hooks would be skipped.
+    """
+    hooks, pre_hooks = BACKWARD_HOOKS
+    for place, kind, path in roles:
+        hooked = place[hooks] or place[pre_hooks]
+        if kind == "both" and hooked:
+            raise PathChanged(
+                f"'{path}', of which a part is sent to another stage, got a backward hook after "
+                f"the model was captured"
+            )
+        if kind == "other" and (hooked or place.get(COMPILED_CALL)):
+            for key, instead in ((hooks, _NO_HOOKS), (pre_hooks, _NO_HOOKS), (COMPILED_CALL, None)):
+                before.append(((place, key), place.get(key, MISSING)))
+                place[key] = instead
 
 
-def roles_between(task: StageTask) -> Iterator[tuple[dict[str, Any], str, str]]:
-    """Modules between units: whether their calls are the stage's, another's, or of both."""
+def roles_between(task: StageTask) -> Iterator[Role]:
+    """The modules between units of which not all calls are the stage's."""
     part, record = task.part, task.record
+    if part.first == 0 and part.last >= len(record.events):
+        return
     for path in record.between:
         below = f"{path}." if path else ""
         inside = {unit for unit in record.counts if unit.startswith(below)}
@@ -234,12 +202,9 @@ def roles_between(task: StageTask) -> Iterator[tuple[dict[str, Any], str, str]]:
             here = [part.first <= first and last <= part.last for first, last in calls]
         else:
             here = [unit in part.paths for unit in inside]
-        kind = "both"
-        if part.first == 0 and part.last >= len(record.events):
-            kind = "own"
-        elif here and len(set(here)) == 1:
-            kind = "own" if here[0] else "other"
-        yield task.program.module(path).__dict__, kind, path
+        if not here or not all(here):
+            kind = "both" if any(here) or not here else "other"
+            yield task.program.module(path).__dict__, kind, path
 
 
 class StageEnd(BaseException):
@@ -358,7 +323,8 @@ class ProgramStage:
         whole = events_in(chain(*left_out.values(), *own_blocks.values()))
         self._watched = self._watched.without(self._record.events[n].address for n in whole)
         self._mode, self._modes_before = _Watch(self, self._watched.names), 0
-        self._forwards = Forwards(task)
+        self._roles = list(roles_between(task))
+        self._replaced: list[ReplacedForward] = []
         self._expected, self._may_vary = 0, False
         self._add_forwards(unit_calls(task, self._watched, left_out, own_blocks))
         self.held = HeldTensors(task, alone=alone)
@@ -384,12 +350,12 @@ class ProgramStage:
             )
             if plain and not watched.anchors and not record.has_nested:
                 continue
-            self._forwards.add(
-                path,
-                partial(self._called, path, own),
-                mutes=not any(call.own for call in own),
-                sends=any(call.sent for call in own),
-            )
+            module = task.program.module(path)
+            self._replaced.append(ReplacedForward(module, partial(self._called, path, own)))
+            if not any(call.own for call in own):
+                self._roles.append((module.__dict__, "other", path))
+            elif any(call.sent for call in own):
+                self._roles.append((module.__dict__, "both", path))
             # Of its own, a stage may leave out what it sends nothing of, as an expert without rows.
             self._expected += sum(call.first <= last and not call.own for call in own)
             self._may_vary |= task.by_sample(path)
@@ -411,11 +377,11 @@ class ProgramStage:
     # Forwards of units while the stage runs.
 
     def _called(
-        self, path: str, calls: Sequence[UnitCall], replaced: ReplacedForward
+        self, path: str, calls: Sequence[UnitCall], plain: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """The forward of a module, with its calls in the example."""
+        """The forward of a module, with its calls in the example, and the user's forward."""
         task, marks, count = self.task, self._watched.marks, len(calls)
-        by_sample, plain = task.by_sample(path), replaced.plain
+        by_sample = task.by_sample(path)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             now = self.now
@@ -636,7 +602,9 @@ class ProgramStage:
         with_grad = torch.is_grad_enabled()
         self._modes_before = modes_on()
         try:
-            self._forwards.replace(before)
+            mute(self._roles, before)
+            for replaced in self._replaced:
+                replaced.replace(before)
             self.held.exchange(before)
             after = self.state.enter(now.run.context) if self.state.is_any else None
             now.calls = {}
