@@ -17,7 +17,6 @@ from penstock.capture.forward.deferred_weights import (
     LARGE,
     DeferredGradients,
     accumulating_linear,
-    deferred_addmm,
     deferred_linear,
 )
 from penstock.capture.forward.partial_forward import RunContext
@@ -127,7 +126,7 @@ class ProgramCall(StageCall):
             if self._deferred is None or weight is None:
                 return type(part).forward(part, x)
             rows = x.view(-1, x.size(-1))
-            made = deferred_addmm(self._deferred, bias, rows, weight)
+            made = deferred_linear(self._deferred, rows, weight, bias, transposed=False)
             return made.view((*x.size()[:-1], part.nf))
 
         return forward

@@ -7,9 +7,9 @@ Other parameters (norms, embeddings, convolutions) get their gradients in the fi
 they are small or cannot be separated.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -58,24 +58,13 @@ class DeferredGradients:
         leaves = len(entered) + len(others)
         for tensor, gradient in zip(entered, found, strict=False):
             tensor.grad = gradient
-        self._accumulate_now(others, found[len(entered) : leaves])
+        sums: dict[nn.Parameter, torch.Tensor] = {}
+        for parameter, gradient in zip(others, found[len(entered) : leaves], strict=True):
+            if gradient is not None:
+                add_gradient(parameter, gradient, sums)
+        accumulate(sums)
         for product, gradient in zip(self.products, found[leaves:], strict=True):
             product.gradient, product.output = gradient, None
-
-    def _accumulate_now(
-        self, parameters: Sequence[nn.Parameter], gradients: Sequence[torch.Tensor | None]
-    ) -> None:
-        """Add gradients of the first half to those of the parameters, and run their hooks."""
-        hooked: dict[nn.Parameter, torch.Tensor] = {}
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            if gradient is None:
-                continue
-            if parameter.grad is not None and adds_directly(parameter):
-                parameter.grad.add_(gradient)
-            else:
-                hooked[parameter] = gradient
-        if hooked:
-            torch.autograd.backward(list(hooked), list(hooked.values()))
 
     def accumulate(self) -> None:
         """Compute all gradients, add them to those of the parameters, and run their hooks."""
@@ -84,8 +73,7 @@ class DeferredGradients:
             if product.gradient is not None:
                 add_product(product, product.gradient, sums)
         self.products.clear()
-        if sums:
-            torch.autograd.backward(list(sums), list(sums.values()))
+        accumulate(sums)
 
 
 def run_backward(
@@ -112,6 +100,22 @@ def run_backward(
     return grad(list(roots), at, list(seeds), allow_unused=True)
 
 
+def accumulate(sums: Mapping[nn.Parameter, torch.Tensor]) -> None:
+    """Add to the gradients of parameters, and run their hooks."""
+    if sums:
+        torch.autograd.backward(list(sums), list(sums.values()))
+
+
+def add_gradient(
+    parameter: nn.Parameter, gradient: torch.Tensor, sums: dict[nn.Parameter, torch.Tensor]
+) -> None:
+    """Add to a parameter's gradient, or to its sum in ``sums`` if hooks must run."""
+    if parameter.grad is not None and adds_directly(parameter):
+        parameter.grad.add_(gradient)
+    else:
+        sums[parameter] = sums[parameter].add_(gradient) if parameter in sums else gradient
+
+
 def add_product(
     product: Product, gradient: torch.Tensor, sums: dict[nn.Parameter, torch.Tensor]
 ) -> None:
@@ -121,13 +125,9 @@ def add_product(
     left, right = (columns, rows) if product.transposed else (rows, columns)
     of_weight = added_product(weight, left, right)
     if of_weight is not None:
-        sums[weight] = of_weight if weight not in sums else sums[weight].add_(of_weight)
+        add_gradient(weight, of_weight, sums)
     if bias is not None and bias.requires_grad:
-        of_bias = columns.sum(0)
-        if adds_directly(bias):
-            bias.grad.add_(of_bias)  # type: ignore[union-attr]
-        else:
-            sums[bias] = of_bias if bias not in sums else sums[bias].add_(of_bias)
+        add_gradient(bias, columns.sum(0), sums)
 
 
 def as_matrix(tensor: torch.Tensor) -> torch.Tensor:
@@ -157,45 +157,31 @@ def deferred_linear(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """``functional.linear`` with only its input visible to autograd; ``store`` gets the rest."""
-    if not can_wait(x, weight, bias):
-        return functional.linear(x, weight, bias)
-    detached = None if bias is None else bias.detach()
-    output = functional.linear(x, weight.detach(), detached)
-    note(store, x, weight, bias, output, transposed=True)
-    return output
-
-
-def deferred_addmm(
-    store: DeferredGradients, bias: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
-) -> torch.Tensor:
-    """The same for ``torch.addmm``."""
-    if not (can_wait(x, weight, bias) and bias.dim() == 1):
-        return torch.addmm(bias, x, weight)
-    output = torch.addmm(bias.detach(), x, weight.detach())
-    note(store, x, weight, bias, output, transposed=False)
-    return output
-
-
-def note(
-    store: DeferredGradients,
-    x: torch.Tensor,
-    weight: Any,
-    bias: Any,
-    output: torch.Tensor,
     *,
-    transposed: bool,
-) -> None:
-    """Keep a layer for the second half.
+    transposed: bool = True,
+) -> torch.Tensor:
+    """A linear layer with only its input visible to autograd; ``store`` gets the rest.
 
-    An output of inputs without gradient becomes a leaf, which autograd keeps until the first half.
+    It is ``functional.linear``, or ``torch.addmm`` if the weight is not ``transposed``. An output
+    of inputs without gradient becomes a leaf, which autograd keeps until the first half.
     """
+    waits = can_wait(x, weight, bias)
+    own, added = weight, bias
+    if waits:
+        own, added = weight.detach(), None if bias is None else bias.detach()
+    if transposed:
+        output = functional.linear(x, own, added)
+    else:
+        output = torch.addmm(cast(torch.Tensor, added), x, own)
+    if not waits:
+        return output
     if output.grad_fn is None:
         edge = get_gradient_edge(output.requires_grad_())
     else:
         edge = GradientEdge(output.grad_fn, output.output_nr)
-    store.products.append(Product(x.detach(), weight, bias, transposed, edge))
+    layer: Any = weight, bias
+    store.products.append(Product(x.detach(), *layer, transposed, edge))
+    return output
 
 
 def can_wait(x: torch.Tensor, weight: Any, bias: Any) -> bool:

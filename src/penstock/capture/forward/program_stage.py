@@ -422,7 +422,7 @@ class ProgramStage:
 
     def _left_out(self, call: UnitCall, args: Any, kwargs: Any) -> Any:
         """Return the result of another stage's unit: what was received, or absent tensors."""
-        received, given = call.received or (), self.now.received
+        received = self.now.received
         found: list[Any] = []
         for made in call.template:
             if made.kind == "constant":
@@ -430,10 +430,10 @@ class ProgramStage:
             elif made.kind in ("given", "handed on"):
                 found.append(pytree.key_get((args, kwargs), made.what))
             elif made.what in received:
-                found.append(given[made.what])
+                found.append(received[made.what])
             else:
                 found.append(self._shapes.absent(made))
-        return found[0] if call.is_single else pytree.tree_unflatten(found, call.spec)
+        return found[0] if call.spec.is_leaf() else pytree.tree_unflatten(found, call.spec)
 
     def _at_mark(self, number: int) -> None:
         """The stage's own first call comes next, or the first after it."""

@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Protocol
@@ -213,10 +213,7 @@ class StageModule(nn.Module):
             stage.state.share(self.stage.state)
             call = checked(stage, call, by_index)
         try:
-            if program.configs:
-                with program.without_caches():
-                    made, result = stage.run(call, run)
-            else:
+            with program.without_caches() if program.configs else nullcontext():
                 made, result = stage.run(call, run)
         except OtherPath as problem:
             if not graph.state.undoes:
