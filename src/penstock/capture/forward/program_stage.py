@@ -13,7 +13,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -268,26 +268,18 @@ class _Shapes:
     """Shapes of values in a batch of one size; each is found once."""
 
     def __init__(self, sizes: ValueSizes, size: BatchSize) -> None:
-        self._sizes, self.size = sizes, size
+        self.size, self.of = size, cache(partial(sizes.shape, size=size))
         self._made: dict[Any, tuple[torch.Tensor, bool]] = {}
-        self._sent: dict[int, tuple[int, ...] | None] = {}
 
     def absent(self, made: Made) -> Absent:
         """An absent tensor in the place of what another stage makes."""
         known = self._made.get(made.what)
         if known is None:
             assert made.dtype is not None
-            shape = self._sizes.shape(made.what, self.size)
+            shape = self.of(made.what)
             found = absent_like((0,) if shape is None else shape, made.dtype)
             known = self._made[made.what] = found.plain, shape is None
         return Absent.of(known[0], made.grad and torch.is_grad_enabled(), known[1])
-
-    def of_sent(self, value: int) -> tuple[int, ...] | None:
-        """The shape of a value that is sent."""
-        wanted = self._sent.get(value)
-        if wanted is None:
-            wanted = self._sent[value] = self._sizes.shape(value, self.size)
-        return wanted
 
 
 class ProgramStage:
@@ -314,7 +306,7 @@ class ProgramStage:
         self.loss: Callable[..., Any] | None = None
         """Function in the place of the user's loss, if that is one of torch's."""
         if (address := whole_loss(task, self._watched)) is not None:
-            self.loss = partial(self._loss, address)
+            self.loss = lambda *args: self._acted(address, task.program.loss, args, {})
             self._watched = self._watched.without(self._watched.addresses)
         left_out = blocks_left_out(task, self._watched)
         own_blocks = blocks_of_its_own(task, self._watched)
@@ -491,9 +483,6 @@ class ProgramStage:
             return call(*args, **kwargs)
         return self.watched_call(call, kind.__name__, args, kwargs)
 
-    def _loss(self, address: Address, *args: Any) -> Any:
-        return self._acted(address, self.task.program.loss, args, {})
-
     def _acted(self, address: Address, func: Any, args: Any, kwargs: Any) -> Any:
         now, actions = self.now, self.task.actions_of[address]
         if self._probes:
@@ -534,7 +523,7 @@ class ProgramStage:
             if type(tensor) is Absent:
                 what = maker_in_words(self._part.sent[value][0])
                 raise PathChanged(f"{what} was made of tensors of another stage")
-            wanted = self._shapes.of_sent(value)
+            wanted = self._shapes.of(value)
             if tensor.shape != wanted:
                 what = maker_in_words(self._part.sent[value][0])
                 raise PathChanged(

@@ -276,8 +276,10 @@ class _Walk:
                 if value in self._sampled and value not in self.record.dependent:
                     self.act(self.record.values[value].maker, LossAction("result"))
 
-    def _event(self, value: int) -> RecordedCall:
-        return self.record.events[self.record.values[value].maker]
+    def _maker(self, value: int) -> tuple[int, RecordedCall]:
+        """The call that made a value, with its number."""
+        number = self.record.values[value].maker
+        return number, self.record.events[number]
 
     def act(self, number: int, action: LossAction) -> None:
         """Note an action."""
@@ -331,7 +333,7 @@ class _Walk:
 
     def _walked(self, value: int) -> list[int]:
         """Decide about the call that made a value; returns the values to walk to."""
-        number, event = self.record.values[value].maker, self._event(value)
+        number, event = self._maker(value)
         self.deciding.add(number)
         if value not in self._sampled:
             self.act(number, LossAction("rows"))
@@ -342,7 +344,7 @@ class _Walk:
         mixed = [entry for entry in leaves if self._of_samples(entry)]
         name = str(event.address[1])
         if any(self._has_samples(entry) for entry in mixed):
-            self._reduction(number, event, name, mixed, value)
+            self._reduction(value, mixed)
             return []
         if name in _LINEAR and leaves and self._of_samples(leaves[0]):
             return [entry.value for entry in mixed]
@@ -387,16 +389,10 @@ class _Walk:
                 self.act(number, LossAction("addend", position))
         return further
 
-    def _reduction(
-        self,
-        number: int,
-        event: RecordedCall,
-        name: str,
-        mixed: Sequence[TensorReference],
-        value: int,
-    ) -> None:
+    def _reduction(self, value: int, mixed: Sequence[TensorReference]) -> None:
         """A call that takes samples and gives none: a mean or sum over them."""
-        args, kwargs = event.args
+        number, event = self._maker(value)
+        name, (args, kwargs) = str(event.address[1]), event.args
         reduces = name in _MEANS or name in _BY_TARGETS
         if name in _SUMS or (reduces and reduction_of(kwargs) not in ("mean", "batchmean")):
             self.has_sums = True
@@ -430,7 +426,7 @@ class _Walk:
             if own in self._done or own not in self._sampled:
                 continue
             self._done.add(own)
-            number, event = self.record.values[own].maker, self._event(own)
+            number, event = self._maker(own)
             if event.is_unit or event.args is None:
                 continue
             leaves = pytree.tree_leaves(event.args)
@@ -457,7 +453,7 @@ class _Walk:
             if own.value in self.record.dependent or own.value in self._statistics:
                 continue
             self._statistics.add(own.value)
-            number, event = self.record.values[own.value].maker, self._event(own.value)
+            number, event = self._maker(own.value)
             if self.sizes.has_samples(own.value) and event.args is not None:
                 leaves = pytree.tree_leaves(event.args)
                 computes = event.address[1] in ARITHMETIC

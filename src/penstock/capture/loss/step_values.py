@@ -6,7 +6,6 @@ form one row, equal for every sample, that is cut into slices like the other lea
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -23,17 +22,6 @@ Found = Mapping[Address, list[Any]]
 
 AnyLeaf = TypeVar("AnyLeaf", bound=Leaf)
 """A leaf of a batch, or of a part."""
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """Layout of values in a row, for batches of some lengths.
-
-    ``tensors`` has the shape of each value, and its type if it is a tensor and no number.
-    """
-
-    spec: Any
-    tensors: list[tuple[torch.Size, torch.dtype | None]]
 
 
 class StepValues:
@@ -56,17 +44,19 @@ class StepValues:
         self.read, self._shared = read, read & shared
         self._probe, self._lengths_of, self._adds = probe, lengths_of, adds
         self._device = device
-        self._layouts: dict[tuple[int, ...], _Layout] = {}
+        self._layouts: dict[tuple[int, ...], tuple[Any, list[Any]]] = {}
+        """By lengths, the structure of the values in a row; the shape of each, and its type if it
+        is a tensor and no number."""
 
     def of_row(self, row: torch.Tensor, lengths: tuple[int, ...]) -> tuple[float, Found]:
         """The samples of the step, and its values by address, from a row."""
-        layout = self._layouts[lengths]
-        samples, *parts = row.split([1, *(shape.numel() for shape, _ in layout.tensors)])
+        spec, tensors = self._layouts[lengths]
+        samples, *parts = row.split([1, *(shape.numel() for shape, _ in tensors)])
         leaves = [
             float(part) if dtype is None else part.view(shape).to(dtype)
-            for part, (shape, dtype) in zip(parts, layout.tensors, strict=True)
+            for part, (shape, dtype) in zip(parts, tensors, strict=True)
         ]
-        return float(samples), pytree.tree_unflatten(leaves, layout.spec)
+        return float(samples), pytree.tree_unflatten(leaves, spec)
 
     def beside(self, batches: Sequence[Sequence[AnyLeaf]]) -> list[list[AnyLeaf]]:
         """The leaves of every batch, with the additional last leaf; all batches are one step.
@@ -127,12 +117,12 @@ class StepValues:
                     f"batch on which it is, or give this one in other_examples"
                 )
         values, spec = pytree.tree_flatten(dict(found))
-        layout = self._layouts[lengths] = _Layout(spec, [])
+        _, tensors = self._layouts[lengths] = spec, []
         numbers = [torch.tensor([float(samples)], dtype=torch.float64)]
         for value in values:
             dtype = value.dtype if isinstance(value, torch.Tensor) else None
             number = torch.as_tensor(0.0 if value is None else value, dtype=torch.float64).detach()
-            layout.tensors.append((number.shape, dtype))
+            tensors.append((number.shape, dtype))
             numbers.append(number.cpu().reshape(-1))
         return torch.cat(numbers)
 
