@@ -151,7 +151,14 @@ class BatchLayout:
         It is made once, since it is called for every micro-batch. Additional leaves of a step
         (`penstock.capture.loss.step_values`) are ignored.
         """
-        return filling(self.structure, self.leaves)
+
+        def getter(index: int) -> Callable[[Mapping[int, torch.Tensor]], torch.Tensor]:
+            leaf = self.leaves[index]
+            if leaf.rows == 1:
+                return itemgetter(index)
+            return lambda given: leaf.as_given(given[index])
+
+        return filling(self.structure, getter)
 
     def part(self, *keys: str | int) -> "BatchLayout":
         """The layout of the entries ``keys`` of a tuple or dict batch; indices stay the same."""
@@ -506,33 +513,24 @@ class KeyedSlots:
     entries: Mapping[str, Any]
 
 
-def filling(structure: Any, leaves: Sequence[LeafSpec]) -> Callable[[Mapping[int, Any]], Any]:
-    """A function that puts tensors, and placeholders, into the slots of a batch's structure."""
+def filling(structure: Any, getter: Callable[[int], Callable[[Any], Any]]) -> Callable[[Any], Any]:
+    """A function of tensors that fills each slot of a structure by ``getter(index)``.
+
+    Entries of a batch that are not read become placeholders; constants stay.
+    """
     if isinstance(structure, Slot):
-        index, leaf = structure.index, leaves[structure.index]
-        return itemgetter(index) if leaf.rows == 1 else lambda given: leaf.as_given(given[index])
+        return getter(structure.index)
+    if isinstance(structure, KeyedSlots):
+        entries = filling(structure.entries, getter)
+        return entries if structure.kind is dict else lambda given: structure.kind(**entries(given))
     if isinstance(structure, Mapping):
-        named = {key: filling(entry, leaves) for key, entry in structure.items()}
+        named = {key: filling(entry, getter) for key, entry in structure.items()}
         return lambda given: {key: fill(given) for key, fill in named.items()}
     if isinstance(structure, list | tuple):
-        entries = [filling(entry, leaves) for entry in structure]
-        return lambda given: in_sequence_of(structure, [fill(given) for fill in entries])
+        listed = [filling(entry, getter) for entry in structure]
+        return lambda given: in_sequence_of(structure, [fill(given) for fill in listed])
     constant = structure.stand_in if isinstance(structure, UnreadEntry) else structure
     return lambda _: constant
-
-
-def fill_slots(structure: Any, value_of: Callable[[int], Any]) -> Any:
-    """``structure`` with ``value_of(index)`` in each slot; constants stay."""
-    if isinstance(structure, Slot):
-        return value_of(structure.index)
-    if isinstance(structure, KeyedSlots):
-        entries = fill_slots(structure.entries, value_of)
-        return entries if structure.kind is dict else structure.kind(**entries)
-    if isinstance(structure, Mapping):
-        return {key: fill_slots(entry, value_of) for key, entry in structure.items()}
-    if isinstance(structure, list | tuple):
-        return in_sequence_of(structure, [fill_slots(entry, value_of) for entry in structure])
-    return structure
 
 
 def in_sequence_of(value: Sequence[Any], entries: Sequence[Any]) -> Any:

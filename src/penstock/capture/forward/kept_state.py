@@ -189,19 +189,18 @@ class RunState:
         what its own forward has left, however many others have run since. What it changes stays.
         """
         left = self._left.pop(name, None)
-        if left is None:
-            with IN_ONE_PROCESS:
+        with IN_ONE_PROCESS:
+            if left is None:
                 yield
-            return
-        self._kept.enter(self.key)
-        now = self._now()
-        self._put(left)
-        try:
-            with IN_ONE_PROCESS:
+                return
+            self._kept.enter(self.key)
+            now = self._now()
+            self._put(left)
+            try:
                 yield
-        finally:
-            self._put(map(changed_by, left, self._now(), now))
-            self._kept.leave(self.key)
+            finally:
+                self._put(map(changed_by, left, self._now(), now))
+                self._kept.leave(self.key)
 
     @contextmanager
     def on_copies(self) -> Iterator[None]:

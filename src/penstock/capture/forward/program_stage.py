@@ -97,6 +97,14 @@ class HeldTensors:
         read = {name for e in record.events if not e.is_unit for name in e.params}
         read_ids = {id(parameter) for name, parameter in named if name in read}
         self._exchanged: list[tuple[Place, Absent]] = []
+
+        def hide(place: Place, *, is_parameter: bool = False) -> Absent:
+            own = place[0][place[1]]
+            shape, dtype = tuple(own.shape), own.dtype
+            found = absent_like(shape, dtype, own.requires_grad, is_parameter=is_parameter)
+            self._exchanged.append((place, found))
+            return found
+
         self.absent: dict[str, torch.Tensor] = {}
         """Tensors in the places of other stages' parameters while this one runs, by name."""
         places: set[tuple[int, str]] = set()
@@ -108,26 +116,20 @@ class HeldTensors:
                 continue  # a module that is reached by two names
             places.add((id(place), key))
             if alone or id(parameter) in read_ids:
-                shape, needs_grad = tuple(parameter.shape), parameter.requires_grad
-                found = absent_like(shape, parameter.dtype, needs_grad, is_parameter=True)
-                self._exchanged.append(((place, key), found))
-                self.absent[name] = found
+                self.absent[name] = hide((place, key), is_parameter=True)
         # Hooks around a unit that is left out may write to its buffers: the old spectral norm's do.
         for path in record.counts.keys() - part.paths:
             module = program.module(path)
             if forward_hooks(module):
                 for key, buffer in own_buffers(module).items():
                     if buffer is not None and type(buffer) is not Absent:
-                        found = absent_like(tuple(buffer.shape), buffer.dtype)
-                        self._exchanged.append(((own_buffers(module), key), found))
+                        hide((own_buffers(module), key))
         self.buffers_elsewhere: set[str] = set()
         """Names of buffers that other stages write, from the batch or activations."""
         for name, numbers in record.local_buffers.items():
             if not any(part.first <= i < part.last for i in numbers):
                 self.buffers_elsewhere.add(name)
-                place = program.places(name)
-                buffer = place[0][place[1]]
-                self._exchanged.append((place, absent_like(tuple(buffer.shape), buffer.dtype)))
+                hide(program.places(name))
 
     def exchange(self, before: list[tuple[Place, Any]]) -> None:
         """Put the absent tensors in place, and what was there into ``before``."""

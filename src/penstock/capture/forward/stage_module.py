@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
@@ -155,12 +156,8 @@ class StageModule(nn.Module):
     def own_modules(self) -> list[nn.Module]:
         """All modules within this stage's units."""
         program = self.graph.program
-        found = {
-            id(module): module
-            for path in self.part.paths
-            for module in program.module(path).modules()
-        }
-        return list(found.values())
+        every = (program.module(path).modules() for path in self.part.paths)
+        return list(dict.fromkeys(chain.from_iterable(every)))
 
     def has_checkpoints(self, *, reentrant: bool = False) -> bool:
         """Return whether the user's (``reentrant``) checkpoints run some of its calls again."""
