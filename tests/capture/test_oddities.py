@@ -9,15 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from plain_training import assert_pipeline_equals_plain
+from plain_training import assert_pipeline_equals_plain, in_two_stages
 from torch import nn
 from torch.nn import functional
 
 from penstock.capture.capture import capture_model
 from penstock.errors import CaptureFailed
-from penstock.plan.plan import Plan, Stage
-from penstock.runtime.options import Safety
-from penstock.runtime.pipeline import Pipeline
 
 torch.manual_seed(0)
 BATCH = (torch.randn(6, 4).double(), torch.randint(3, (6,)))
@@ -195,17 +192,9 @@ def test_the_users_batch_stays_as_it_was_where_forward_writes_to_it() -> None:
             values[:, 1] = 0
             return super().forward(values)
 
-    batch = (BATCH[0].clone(), BATCH[1])
-    plain = copy.deepcopy(Writes())
-    model = Writes()
-    model.load_state_dict(plain.state_dict())
-    functional.cross_entropy(plain(BATCH[0].clone()), BATCH[1]).backward()
-    graph = capture_model(model, batch, loss=functional.cross_entropy)
-    stage = graph.stage(range(len(graph.layer_names))).module
-    stage(*batch)[0].backward()
-    assert torch.equal(batch[0], BATCH[0])
-    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad)
+    before = BATCH[0].clone()
+    compare(Writes())
+    assert torch.equal(BATCH[0], before)
 
 
 # right micro-batch by micro-batch, as samples are mixed
@@ -416,12 +405,8 @@ def steps_of(model: nn.Module, seed: int = 0) -> list[float]:
     """Losses of three steps on one batch, without training, in two stages."""
     torch.manual_seed(seed)
     graph = capture_model(model, BATCH, loss=functional.cross_entropy)
-    last = len(graph.layer_names)
-    stages = (Stage(range(1), (0,), (3,)), Stage(range(1, last), (1,), (3,)))
-    plan = Plan(stages, 2, 3, "1f1b")
     make = functools.partial(torch.optim.SGD, lr=0.0)
-    options: Any = {"safety": Safety(transport="in-process"), "verify": "off"}
-    pipe = Pipeline(graph, BATCH, plan=plan, optimizer=make, **options)
+    pipe = in_two_stages(graph, BATCH, rows=3, optimizer=make, verify="off")
     return [pipe.step(BATCH).loss for _ in range(3)]
 
 
