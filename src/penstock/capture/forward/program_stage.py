@@ -26,7 +26,7 @@ from penstock.capture.forward.kept_state import KeptState, RunState
 from penstock.capture.forward.partial_forward import StageRun, StageTask
 from penstock.capture.forward.unit_calls import UnitCall, unit_calls
 from penstock.capture.forward.watched import find_watched, whole_loss
-from penstock.capture.forward.whole_blocks import blocks_left_out, blocks_of_its_own, events_in
+from penstock.capture.forward.whole_blocks import blocks_as_wholes, events_in
 from penstock.capture.loss.loss_parts import measured, target_count, weighed
 from penstock.capture.loss.loss_path import OtherPath, PathGuard
 from penstock.capture.record.absent import (
@@ -66,12 +66,10 @@ from penstock.torch_internals import (
     tensors_in,
 )
 
-KEEP_TOGETHER = "keep these layers in one stage"
 REMEDY = (
-    f"a stage needs the calls that the example batch made; capture again with such a batch, or "
-    f"{KEEP_TOGETHER}"
+    "a stage needs the calls that the example batch made; capture again with such a batch, or "
+    "keep these layers in one stage"
 )
-
 
 _NO_HOOKS: OrderedDict[int, Any] = OrderedDict()
 
@@ -310,8 +308,7 @@ class ProgramStage:
         if (address := whole_loss(task, self._watched)) is not None:
             self.loss = lambda *args: self._acted(address, task.program.loss, args, {})
             self._watched = self._watched.without(self._watched.addresses)
-        left_out = blocks_left_out(task, self._watched)
-        own_blocks = blocks_of_its_own(task, self._watched)
+        left_out, own_blocks = blocks_as_wholes(task, self._watched)
         self.own_blocks = tuple(own_blocks)
         """Paths of blocks that are this stage's whole, and run as if they were units."""
         whole = events_in(chain(*left_out.values(), *own_blocks.values()))

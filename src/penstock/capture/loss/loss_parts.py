@@ -289,15 +289,11 @@ class _Walk:
 
     def _of_samples(self, entry: Any) -> bool:
         """Return whether an argument depends on samples through stages."""
-        return (
-            isinstance(entry, TensorReference)
-            and isinstance(entry.value, int)
-            and entry.value in self.record.dependent
-            and entry.value in self._sampled
-        )
+        value = value_in(entry)
+        return value in self.record.dependent and value in self._sampled
 
     def _has_samples(self, entry: TensorReference) -> bool:
-        return isinstance(entry.value, int) and self.sizes.has_samples(entry.value)
+        return value_in(entry) >= 0 and self.sizes.has_samples(value_in(entry))
 
     def _is_whole(self, event: RecordedCall, position: int, entry: Any) -> bool:
         """A value of the batch alone without samples in it; or a number that is one."""
@@ -376,9 +372,8 @@ class _Walk:
         """A sum of terms: those that depend on stages are walked to, others are shared out."""
         further: list[int] = []
         for position, entry in enumerate(leaves):
-            is_value = isinstance(entry, TensorReference) and isinstance(entry.value, int)
-            if is_value and entry.value in self.record.dependent:
-                further.append(entry.value)
+            if value_in(entry) in self.record.dependent:
+                further.append(value_in(entry))
                 continue
             if name == "where" and position == 0:
                 self.act(number, LossAction("whole", position))
@@ -447,14 +442,12 @@ class _Walk:
         """Statistics of the batch alone within a factor, as in ``(a - a.mean()) / a.std()``."""
         todo = [entry]
         while todo:
-            own = todo.pop()
-            if not isinstance(own, TensorReference) or not isinstance(own.value, int):
+            value = value_in(todo.pop())
+            if value < 0 or value in self.record.dependent or value in self._statistics:
                 continue
-            if own.value in self.record.dependent or own.value in self._statistics:
-                continue
-            self._statistics.add(own.value)
-            number, event = self._maker(own.value)
-            if self.sizes.has_samples(own.value) and event.args is not None:
+            self._statistics.add(value)
+            number, event = self._maker(value)
+            if self.sizes.has_samples(value) and event.args is not None:
                 leaves = pytree.tree_leaves(event.args)
                 computes = event.address[1] in ARITHMETIC
                 for position, given in enumerate(leaves if computes else ()):
@@ -462,8 +455,14 @@ class _Walk:
                     if is_number and self._is_whole(event, position, given):
                         self.act(number, LossAction("whole", position))
                 todo += leaves
-            elif own.value in self._sampled and not self.sizes.has_samples(own.value):
+            elif value in self._sampled and not self.sizes.has_samples(value):
                 self.act(number, LossAction("result"))
+
+
+def value_in(entry: Any) -> int:
+    """The number of the value that an argument is; -1 if it is none."""
+    is_value = isinstance(entry, TensorReference) and isinstance(entry.value, int)
+    return entry.value if is_value else -1
 
 
 def _has_own_size(event: RecordedCall) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from penstock.capture.loss.loss_parts import ARITHMETIC, varies
+from penstock.capture.loss.loss_parts import ARITHMETIC, value_in, varies
 from penstock.capture.record.calls import (
     ProgramRecord,
     RecordedCall,
@@ -151,15 +151,13 @@ class _Search:
 
     def _is_along_samples(self, name: str, event: RecordedCall) -> bool:
         place = _ALONG.get(name)
-        first = event.args[0][0] if event.args and event.args[0] else None
-        if (
-            place is None
-            or not isinstance(first, TensorReference)
-            or not isinstance(first.value, int)
-        ):
+        if place is None or not event.args or not event.args[0]:
             return False
         args, kwargs = event.args
-        count, samples = len(first.shape), self._samples(first.value)
+        first = args[0]
+        if value_in(first) < 0:
+            return False
+        count, samples = len(first.shape), self._samples(value_in(first))
         if name == "layer_norm":
             return any(dim >= count - len(args[1]) for dim in samples)
         if name == "unique" and "dim" not in kwargs:
@@ -178,9 +176,9 @@ class _Search:
 
     def _takes_by_place(self, event: RecordedCall) -> bool:
         """Return whether an index takes some samples only, or takes them in another order."""
-        first, index = event.args[0][:2] if event.args is not None else (None, None)
-        if not isinstance(first, TensorReference) or not isinstance(first.value, int):
+        if event.args is None or value_in(event.args[0][0]) < 0:
             return False
+        first, index = event.args[0][:2]
         entries = index if isinstance(index, tuple) else (index,)
         samples, dim = self._samples(first.value), 0
         for entry in entries:
