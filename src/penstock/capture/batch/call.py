@@ -43,7 +43,9 @@ class BatchCall:
         if not has_loss:
             return cls(layout, layout, replace(layout, structure=()))
         if isinstance(structure, Mapping):
-            keys = _accepted(structure, forward)
+            parameters = inspect.signature(forward).parameters
+            takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+            keys = [key for key in structure if takes_all or key in parameters]
             if not keys:
                 raise BadInput(
                     f"forward accepts none of the batch's keys {sorted(structure)}; "
@@ -85,9 +87,8 @@ class BatchCall:
         structure = self.layout.structure
         if isinstance(structure, Mapping) and isinstance(batch, Mapping):
             keys = [key for key in structure if key in batch]
-            missing = [key for key in structure if key not in batch]
-            for key in missing:
-                if set(self.layout.part(key).indices) & set(read):
+            for key in structure:
+                if key not in batch and set(self.layout.part(key).indices) & set(read):
                     raise BadInput(
                         f"the batch has no '{key}', from which the outputs are computed; give it"
                     )
@@ -99,13 +100,6 @@ class BatchCall:
             if isinstance(inputs, list | tuple) and len(inputs) == len(self.inputs.structure):
                 return self.inputs.indexed(inputs)
         return dict(enumerate(self.layout.flatten(batch)))
-
-
-def _accepted(entries: Mapping[str, Any], forward: Callable[..., Any]) -> list[str]:
-    parameters = inspect.signature(forward).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return list(entries)
-    return [key for key in entries if key in parameters]
 
 
 def loss_in_result(result: Any, name: str) -> torch.Tensor:

@@ -208,23 +208,19 @@ def layouts_of(
     with a multiple has several rows for each, or all samples share it; any other is shared. Or the
     least size divides all others, and nothing is shared. Layouts that share little come first.
     """
-    leaves: list[torch.Tensor] = []
-    names: list[str] = []
-    structure = _structure(batch, "batch", leaves, names)
+    leaves: list[tuple[str, torch.Tensor]] = []
+    structure = _structure(batch, "batch", leaves)
     if not leaves:
         raise BadInput(
             f"the example batch, a {type(batch).__name__}, has no tensors in tuples, lists or "
             f"dicts; pass one batch as your loader yields it, and let its collate function yield "
             f"those"
         )
-    specs = tuple(
-        LeafSpec(name, tuple(tensor.shape), tensor.dtype)
-        for name, tensor in zip(names, leaves, strict=True)
-    )
-    for spec, tensor in zip(specs, leaves, strict=True):
+    specs = tuple(LeafSpec(name, tuple(tensor.shape), tensor.dtype) for name, tensor in leaves)
+    for name, tensor in leaves:
         if tensor.layout != torch.strided:
             raise BadInput(
-                f"{spec.name} has the layout {tensor.layout}, of which no samples can be sliced; "
+                f"{name} has the layout {tensor.layout}, of which no samples can be sliced; "
                 f"pass it dense (to_dense()), or padded with a mask (to_padded_tensor())"
             )
     given = _rows_given(BatchLayout(structure, specs, 0), rows or {})
@@ -377,16 +373,15 @@ def _checked_dimension(leaf: LeafSpec, dim: int) -> int:
     return dim
 
 
-def _structure(value: Any, name: str, leaves: list[torch.Tensor], names: list[str]) -> Any:
+def _structure(value: Any, name: str, leaves: list[tuple[str, torch.Tensor]]) -> Any:
     if isinstance(value, torch.Tensor):
-        leaves.append(value)
-        names.append(name)
+        leaves.append((name, value))
         return Slot(len(leaves) - 1)
     before, found = len(leaves), value
     if isinstance(value, Mapping):
-        found = {k: _structure(v, f"{name}[{k!r}]", leaves, names) for k, v in value.items()}
+        found = {k: _structure(v, f"{name}[{k!r}]", leaves) for k, v in value.items()}
     elif isinstance(value, list | tuple):
-        entries = [_structure(v, f"{name}[{i}]", leaves, names) for i, v in enumerate(value)]
+        entries = [_structure(v, f"{name}[{i}]", leaves) for i, v in enumerate(value)]
         found = in_sequence_of(value, entries)
     if len(leaves) > before or value is None or isinstance(value, bool):
         return found

@@ -84,11 +84,7 @@ class StageCall(Protocol):
 
 
 class ProgramCall(StageCall):
-    """Caller of a stage that runs the user's program.
-
-    While it runs, linear layers of its own units have another ``forward``: it defers the gradients
-    of their weights, or accumulates them directly. Modules with these ``ids`` stay as they are.
-    """
+    """Caller of a stage that runs the user's program; modules with these ``ids`` stay as is."""
 
     def __init__(self, module: StageModule, ids: Collection[int] = ()) -> None:
         self._module = module

@@ -139,7 +139,7 @@ class RunState:
         part = task.part
         self.key = part.first, part.last
         """The stages of a process share what is between units; this one's is found by the key."""
-        self._kept, self._probes = kept, task.probes
+        self._kept = kept
         own = [
             place_of_state(task.program, place)
             for unit, place in task.recorded.unit_changes
@@ -159,12 +159,8 @@ class RunState:
 
         Returns what to put back when it ends.
         """
-        if not self._probes:
-            self._kept.enter(self.key)
+        self._kept.enter(self.key)
         now = self._now()
-        if self._probes:
-            self._put(map(copied, now))
-            return now
         if context.replay:
             self._put(map(copied, self._before.pop(context.micro_batch)))
             return now
@@ -178,8 +174,7 @@ class RunState:
             self._left[context.micro_batch] = self._now()
         if after is not None:
             self._put(after)
-        if not self._probes:
-            self._kept.leave(self.key)
+        self._kept.leave(self.key)
 
     @contextmanager
     def in_backward(self, name: Any) -> Iterator[None]:

@@ -585,7 +585,7 @@ class ProgramStage:
                 "there are backward hooks for all modules now (also those of FlopCounterMode), "
                 "which would run on what is elsewhere; use them on the model alone"
             )
-        after = None
+        keeps, after = self.state.is_any and not self._probes, None
         before: list[tuple[Place, Any]] = []
         with_grad = torch.is_grad_enabled()
         self._modes_before = modes_on()
@@ -594,7 +594,7 @@ class ProgramStage:
             for replaced in self._replaced:
                 replaced.replace(before)
             self.held.exchange(before)
-            after = self.state.enter(now.run.context) if self.state.is_any else None
+            after = self.state.enter(now.run.context) if keeps else None
             now.calls = {}
             with self._surroundings():
                 try:
@@ -612,7 +612,7 @@ class ProgramStage:
             entered, now.calls = now.calls is not None, None
             if torch.is_grad_enabled() != with_grad:
                 torch.set_grad_enabled(with_grad)
-            if entered and self.state.is_any:
+            if entered and keeps:
                 self.state.leave(now.run.context, after)
             for (place, key), value in reversed(before):  # a module may be there under two names
                 if value is MISSING:
@@ -626,9 +626,12 @@ class ProgramStage:
         record = self._record
         without_hooks = record.hooks.any_on_tensors and not torch.is_grad_enabled()
         sees_checkpoints = CheckpointFunction.__name__ in self._watched.names
-        if not (record.has_scripts or without_hooks or sees_checkpoints or self.draws_alike):
+        seen = record.has_scripts or without_hooks or sees_checkpoints
+        if not (seen or self.draws_alike or self._probes):
             return nullcontext()
         found = ExitStack()
+        if self._probes:  # a stage that runs later finds the state as it was
+            found.enter_context(self.state.on_copies())
         if self.draws_alike:
             found.enter_context(seeded(self.task, self.now.run))
         if sees_checkpoints:
