@@ -43,11 +43,10 @@ def find_dynamic(batches: Iterable[Batch], rows: RowsOf | None = None) -> Dynami
                 sizes[leaf, dim] = found
     names = names_of_lengths(first, sizes)
     dynamic: dict[str | int | tuple[str | int, ...], dict[int, str]] = {}
-    for leaf, path in enumerate(first.paths):
-        front = first.leaves[leaf].in_front
-        dimensions = {dim - front: names[sizes[at, dim]] for at, dim in sizes if at == leaf}
-        if dimensions:
-            dynamic[key_in_batch(path)] = dimensions
+    paths = first.paths
+    for (leaf, dim), found in sizes.items():
+        own = dynamic.setdefault(key_in_batch(paths[leaf]), {})
+        own[dim - first.leaves[leaf].in_front] = names[found]
     return dynamic
 
 

@@ -476,9 +476,9 @@ def _check_rows(found: Sequence[tuple[LeafSpec, int]]) -> None:
             "with rows=... (0: all samples share it), or give an example batch of two samples or "
             "more"
         )
-    if any(rows % leaf.rows for leaf, rows in found):
-        leaf, rows = next((leaf, rows) for leaf, rows in found if rows % leaf.rows)
-        raise _mismatch(leaf.name, f"of {rows} rows", f"of {leaf.rows} rows for each sample")
+    for leaf, rows in found:
+        if rows % leaf.rows:
+            raise _mismatch(leaf.name, f"of {rows} rows", f"of {leaf.rows} rows for each sample")
     if any(rows == 0 for _, rows in found):
         raise BadInput("the batch has 0 samples, at least 1 is needed; skip empty batches")
 

@@ -148,9 +148,7 @@ def _initialisers(user: UserProgram, name: str) -> Iterator[Callable[[], object]
 
 def _has_init_weights(module: nn.Module) -> bool:
     method = getattr(module, "_init_weights", None)
-    if not callable(method):
-        return False
-    return len(inspect.signature(method).parameters) == 1
+    return callable(method) and len(inspect.signature(method).parameters) == 1
 
 
 def _from_constructor(owner: nn.Module, last: str, like: torch.Tensor) -> torch.Tensor | None:

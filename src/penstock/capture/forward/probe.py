@@ -9,10 +9,10 @@ import torch
 from penstock.capture.forward.kept_state import KeptState
 from penstock.capture.forward.partial_forward import ProgramPart, StageRun, StageTask
 from penstock.capture.forward.program_stage import ProgramStage
-from penstock.capture.loss.loss_parts import LossAction
+from penstock.capture.loss.loss_parts import LossAction, value_in
 from penstock.capture.loss.loss_path import LossPath
 from penstock.capture.record.absent import Absent
-from penstock.capture.record.calls import Address, ProgramRecord, TensorReference
+from penstock.capture.record.calls import Address, ProgramRecord
 from penstock.capture.record.example import Recorded
 from penstock.capture.record.model_and_loss import UserProgram
 from penstock.capture.record.sizes import BatchSize
@@ -50,8 +50,8 @@ def adds_up(record: ProgramRecord, number: int, action: LossAction) -> bool:
     """Return whether the value of two batches together is the sum of theirs."""
     if action.kind != "whole":
         return action.kind != "result"
-    entry = pytree.tree_leaves(record.events[number].args)[action.position]
-    if not isinstance(entry, TensorReference) or not isinstance(entry.value, int):
+    value = value_in(pytree.tree_leaves(record.events[number].args)[action.position])
+    if value < 0:
         return False
-    maker = record.events[record.values[entry.value].maker]
+    maker = record.events[record.values[value].maker]
     return maker.address[1] in ("sum", "count_nonzero")

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache, partial, wraps
-from itertools import chain
+from itertools import chain, count
 from typing import Any, TypeAlias
 
 import torch
@@ -371,7 +371,7 @@ class ProgramStage:
         self, path: str, calls: Sequence[UnitCall], plain: Callable[..., Any]
     ) -> Callable[..., Any]:
         """The forward of a module, with its calls in the example, and the user's forward."""
-        task, marks, count = self.task, self._watched.marks, len(calls)
+        task, marks = self.task, self._watched.marks
         by_sample = task.by_sample(path)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -382,12 +382,10 @@ class ProgramStage:
             now.calls[path] = n + 1
             if now.watching:
                 self._unwatch()
-            if n >= count:
-                if not by_sample:
-                    times = f"{n + 1} times, and {count} times on the example"
-                    raise PathChanged(f"'{path}' is called {times}")
-                n = count - 1
-            call = calls[n]
+            if n >= len(calls) > 1 and not by_sample:
+                times = f"{n + 1} times, and {len(calls)} times on the example"
+                raise PathChanged(f"'{path}' is called {times}")
+            call = calls[min(n, len(calls) - 1)]
             if call.first in marks:
                 self._at_mark(call.first)
             if call.own:
@@ -696,26 +694,24 @@ def maker_in_words(address: Address) -> str:
 
 def has_absent(values: Sequence[Any]) -> bool:
     """Return whether a tensor among the values, or in structures among them, is absent."""
-    for value in values:
-        if type(value) is Absent:
-            return True
-        if isinstance(value, (list, tuple, dict)) and has_absent(tensors_in(value)):
-            return True
-    return False
+    return any(
+        type(value) is Absent
+        or (isinstance(value, (list, tuple, dict)) and has_absent(tensors_in(value)))
+        for value in values
+    )
 
 
 def filled(result: Any, slots: Mapping[Any, int], received: Mapping[int, torch.Tensor]) -> Any:
     """A call's result with received tensors in some of its slots."""
     if isinstance(result, torch.Tensor):
         return received[slots[0]] if 0 in slots else result
-    leaves, spec = pytree.tree_flatten(result)
-    found: list[Any] = []
-    slot = 0
-    for leaf in leaves:
-        is_tensor = isinstance(leaf, torch.Tensor)
-        found.append(received[slots[slot]] if is_tensor and slot in slots else leaf)
-        slot += is_tensor
-    return pytree.tree_unflatten(found, spec)
+    number = count()
+
+    def put(tensor: torch.Tensor) -> torch.Tensor:
+        slot = next(number)
+        return received[slots[slot]] if slot in slots else tensor
+
+    return pytree.tree_map_only(torch.Tensor, put, result)
 
 
 def at_line(problem: BaseException) -> str:

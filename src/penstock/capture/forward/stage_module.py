@@ -84,8 +84,7 @@ def batch_size(samples: int, lengths: tuple[int, ...]) -> BatchSize:
 class StageModule(nn.Module):
     """A part of the user's model under its own names; running it runs the user's forward.
 
-    ``module(*leaves, *received)`` returns what is sent, then loss and weight on the last stage, and
-    the model's outputs if they are wanted. Modules and tensors are the user's own objects.
+    Modules and tensors are the user's own objects. `StageProgram` says what it takes and returns.
     """
 
     def __init__(
@@ -252,21 +251,17 @@ class StageModule(nn.Module):
     def _ends(self, stage: ProgramStage, result: Any, run: StageRun) -> list[torch.Tensor]:
         """Loss and weight, and the model's outputs."""
         made, output, _ = result
-        loss = made
-        if type(loss) is Absent:
+        if type(made) is Absent:
             raise BadInput(
                 "the loss reads what another stage makes, and did not on the example; capture with "
                 "a batch on which it does, or add 0 times that to the loss"
             )
         found: list[torch.Tensor] = []
         if self.has_loss:
-            if self.mode == "targets":
-                weight = stage.now.counted
-            else:
-                weight = weight_of_rows(run.size.samples, loss.device)
-                if self.mode == "step":
-                    loss = loss / run.share
-            found = [loss, weight]
+            counts = self.mode == "targets"
+            rows = run.size.samples
+            weight = stage.now.counted if counts else weight_of_rows(rows, made.device)
+            found = [made / run.share if self.mode == "step" else made, weight]
         if self.outputs:
             tensors = self.graph.outputs_in(output, made)
             counting = self.graph.recorded.output_counting if self.mode == "step" else ()

@@ -372,15 +372,13 @@ class _Walk:
         """A sum of terms: those that depend on stages are walked to, others are shared out."""
         further: list[int] = []
         for position, entry in enumerate(leaves):
-            if value_in(entry) in self.record.dependent:
-                further.append(value_in(entry))
-                continue
-            if name == "where" and position == 0:
-                self.act(number, LossAction("whole", position))
-                continue
             of_batch = isinstance(entry, TensorReference) and not isinstance(entry.value, str)
             is_number = type(entry) in (int, float) and name not in ("stack", "cat")
-            if of_batch or is_number:
+            if value_in(entry) in self.record.dependent:
+                further.append(value_in(entry))
+            elif name == "where" and position == 0:
+                self.act(number, LossAction("whole", position))
+            elif of_batch or is_number:
                 self.act(number, LossAction("addend", position))
         return further
 
