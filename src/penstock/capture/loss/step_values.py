@@ -90,11 +90,9 @@ class StepValues:
         )
         same = all(torch.equal(own[i][0], first[i][0]) for own in batches for i in self._shared)
         if fit and same:
-            joined = {
-                i: torch.cat([own[i] for own in batches]) if len(batches) > 1 else first[i]
-                for i in first
-            }
-            return self._row(joined)
+            if len(batches) == 1:
+                return self._row(first)
+            return self._row({i: torch.cat([own[i] for own in batches]) for i in first})
         if self._adds:
             return torch.stack([self._row(own) for own in batches]).sum(0)
         raise BadInput(
