@@ -28,7 +28,6 @@ class Run:
 
     loss: torch.Tensor
     weight: torch.Tensor
-    programs: list[StageProgram]
 
 
 def split(graph: LayerGraph, cuts: Sequence[int]) -> list[StageProgram]:
@@ -66,7 +65,7 @@ def run_programs(
     if backward:
         loss.backward()
         _backward(ran)
-    return Run(loss, weight, programs)
+    return Run(loss, weight)
 
 
 def _backward(ran: list[tuple[StageProgram, list[torch.Tensor], tuple[torch.Tensor, ...]]]) -> None:
