@@ -79,11 +79,12 @@ def plain(
 
 def pieces(batch: Any, count: int) -> list[Any]:
     """Copies of the rows of a batch, in equal parts."""
+    tensors = batch.values() if isinstance(batch, dict) else batch
+    cut = [tensor.chunk(count) if tensor.dim() else [tensor] * count for tensor in tensors]
+    parts = [tuple(tensor.clone() for tensor in part) for part in zip(*cut, strict=True)]
     if isinstance(batch, dict):
-        parts = zip(*(tensor.chunk(count) for tensor in batch.values()), strict=True)
-        return [dict(zip(batch, (t.clone() for t in part), strict=True)) for part in parts]
-    parts = zip(*(tensor.chunk(count) for tensor in batch), strict=True)
-    return [tuple(t.clone() for t in part) for part in parts]
+        return [dict(zip(batch, part, strict=True)) for part in parts]
+    return parts
 
 
 def in_pipeline(
