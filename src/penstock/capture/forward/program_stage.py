@@ -149,7 +149,7 @@ class ReplacedForward:
     def __init__(
         self, module: nn.Module, make: Callable[[Callable[..., Any]], Callable[..., Any]]
     ) -> None:
-        self.place: dict[str, Any] = module.__dict__
+        self.place: Place = module.__dict__, "forward"
         self.bound = type(module).forward.__get__(module)
         self.had: Any = None
         self.forward = wraps(module.forward)(make(self.plain))
@@ -157,12 +157,6 @@ class ReplacedForward:
     def plain(self, *args: Any, **kwargs: Any) -> Any:
         """The user's forward."""
         return (self.had or self.bound)(*args, **kwargs)
-
-    def replace(self, before: list[tuple[Place, Any]]) -> None:
-        """Put it into the module, and what was there into ``before``."""
-        self.had = self.place.get("forward")
-        before.append(((self.place, "forward"), MISSING if self.had is None else self.had))
-        self.place["forward"] = self.forward
 
 
 Role: TypeAlias = tuple[dict[str, Any], str, str]
@@ -371,8 +365,9 @@ class ProgramStage:
         self, path: str, calls: Sequence[UnitCall], plain: Callable[..., Any]
     ) -> Callable[..., Any]:
         """The forward of a module, with its calls in the example, and the user's forward."""
-        task, marks = self.task, self._watched.marks
+        task, marks, known = self.task, self._watched.marks, len(calls)
         by_sample = task.by_sample(path)
+        draws = task.draws_in_all and any(call.draws for call in calls)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             now = self.now
@@ -382,16 +377,18 @@ class ProgramStage:
             now.calls[path] = n + 1
             if now.watching:
                 self._unwatch()
-            if n >= len(calls) > 1 and not by_sample:
-                times = f"{n + 1} times, and {len(calls)} times on the example"
-                raise PathChanged(f"'{path}' is called {times}")
-            call = calls[min(n, len(calls) - 1)]
-            if call.first in marks:
+            if n >= known:
+                if known > 1 and not by_sample:
+                    times = f"{n + 1} times, and {known} times on the example"
+                    raise PathChanged(f"'{path}' is called {times}")
+                n = known - 1
+            call = calls[n]
+            if marks and call.first in marks:
                 self._at_mark(call.first)
             if call.own:
                 now.inside = True
                 try:
-                    if task.draws_in_all and call.draws:
+                    if draws and call.draws:
                         result = in_stream(now.run, (path, n), plain, args, kwargs)
                     else:
                         result = plain(*args, **kwargs)
@@ -414,14 +411,13 @@ class ProgramStage:
         received = self.now.received
         found: list[Any] = []
         for made in call.template:
-            if made.kind == "constant":
+            if made.kind == "made":
+                is_here = made.what in received
+                found.append(received[made.what] if is_here else self._shapes.absent(made))
+            elif made.kind == "constant":
                 found.append(made.what)
-            elif made.kind in ("given", "handed on"):
-                found.append(pytree.key_get((args, kwargs), made.what))
-            elif made.what in received:
-                found.append(received[made.what])
             else:
-                found.append(self._shapes.absent(made))
+                found.append(pytree.key_get((args, kwargs), made.what))
         return found[0] if call.spec.is_leaf() else pytree.tree_unflatten(found, call.spec)
 
     def _at_mark(self, number: int) -> None:
@@ -589,8 +585,10 @@ class ProgramStage:
         self._modes_before = modes_on()
         try:
             mute(self._roles, before)
-            for replaced in self._replaced:
-                replaced.replace(before)
+            for own in self._replaced:
+                own.had = own.place[0].get("forward")
+                before.append((own.place, MISSING if own.had is None else own.had))
+                own.place[0]["forward"] = own.forward
             self.held.exchange(before)
             after = self.state.enter(now.run.context) if keeps else None
             now.calls = {}
