@@ -40,7 +40,7 @@ from penstock.capture.record.absent import (
     writes_first,
 )
 from penstock.capture.record.calls import Address, Made
-from penstock.capture.record.model_state import MISSING, Place
+from penstock.capture.record.model_state import Place
 from penstock.capture.record.outside_state import (
     generators_state,
     random_state,
@@ -149,7 +149,7 @@ class ReplacedForward:
     def __init__(
         self, module: nn.Module, make: Callable[[Callable[..., Any]], Callable[..., Any]]
     ) -> None:
-        self.place: Place = module.__dict__, "forward"
+        self.place: dict[str, Any] = module.__dict__
         self.bound = type(module).forward.__get__(module)
         self.had: Any = None
         self.forward = wraps(module.forward)(make(self.plain))
@@ -178,9 +178,10 @@ def mute(roles: Iterable[Role], before: list[tuple[Place, Any]]) -> None:
                 f"the model was captured"
             )
         if kind == "other" and (hooked or place.get(COMPILED_CALL)):
-            for key, instead in ((hooks, _NO_HOOKS), (pre_hooks, _NO_HOOKS), (COMPILED_CALL, None)):
-                before.append(((place, key), place.get(key, MISSING)))
-                place[key] = instead
+            for key in (*BACKWARD_HOOKS, COMPILED_CALL):
+                if place.get(key):
+                    before.append(((place, key), place[key]))
+                    place[key] = None if key == COMPILED_CALL else _NO_HOOKS
 
 
 def roles_between(task: StageTask) -> Iterator[Role]:
@@ -584,11 +585,9 @@ class ProgramStage:
         with_grad = torch.is_grad_enabled()
         self._modes_before = modes_on()
         try:
-            mute(self._roles, before)
             for own in self._replaced:
-                own.had = own.place[0].get("forward")
-                before.append((own.place, MISSING if own.had is None else own.had))
-                own.place[0]["forward"] = own.forward
+                own.had, own.place["forward"] = own.place.get("forward"), own.forward
+            mute(self._roles, before)
             self.held.exchange(before)
             after = self.state.enter(now.run.context) if keeps else None
             now.calls = {}
@@ -611,10 +610,12 @@ class ProgramStage:
             if entered and keeps:
                 self.state.leave(now.run.context, after)
             for (place, key), value in reversed(before):  # a module may be there under two names
-                if value is MISSING:
-                    place.pop(key, None)
+                place[key] = value
+            for own in self._replaced:
+                if own.had is None:
+                    own.place.pop("forward", None)
                 else:
-                    place[key] = value
+                    own.place["forward"], own.had = own.had, None
         return result
 
     def _surroundings(self) -> AbstractContextManager[object]:
