@@ -384,6 +384,7 @@ class ProgramStage:
                     raise PathChanged(f"'{path}' is called {times}")
                 n = known - 1
             call = calls[n]
+            now.others += not call.own
             if marks and call.first in marks:
                 self._at_mark(call.first)
             if call.own:
@@ -398,7 +399,6 @@ class ProgramStage:
                 if call.sent:
                     self._collect(tensors_in(result), call.sent)
             else:
-                now.others += 1
                 result = self._left_out(call, args, kwargs)
             if call.watch:
                 now.anchor = call.anchor
