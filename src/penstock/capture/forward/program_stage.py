@@ -611,7 +611,7 @@ class ProgramStage:
                 self.state.leave(now.run.context, after)
             for (place, key), value in reversed(before):  # a module may be there under two names
                 place[key] = value
-            for own in self._replaced:
+            for own in reversed(self._replaced):
                 if own.had is None:
                     own.place.pop("forward", None)
                 else:
