@@ -1,7 +1,6 @@
 """Odd things that models do: each right, as in the plain module, or refused in a line."""
 
 import collections
-import copy
 import functools
 import random
 from typing import Any
@@ -232,33 +231,6 @@ def test_it_is_right_micro_batch_by_micro_batch(name: str) -> None:
     compare(model, per_micro_batch=True)
     compare(Net(*MIXING[name]), micro_batches=1)
     compare(Net(*MIXING[name]), per_micro_batch=True, recompute=True)
-
-
-def follows(net: Any, h: Any) -> Any:
-    """A momentum encoder in the usual form."""
-    with torch.no_grad():
-        for slow, fast in ((net.slow.weight, net.middle.weight), (net.slow.bias, net.middle.bias)):
-            slow.data = slow.data * 0.9 + fast.data * 0.1
-    return h + net.slow(h)
-
-
-def with_a_slow_copy(net: Any) -> None:
-    net.slow = copy.deepcopy(net.middle).requires_grad_(False)
-    nn.init.zeros_(net.slow.weight)
-
-
-def test_what_forward_assigns_to_data_is_as_in_the_plain_module() -> None:
-    model = Net(follows, with_a_slow_copy)
-    plain = copy.deepcopy(model)
-    graph = capture_model(model, BATCH, loss=functional.cross_entropy)
-    assert not model.get_parameter("slow.weight").any()
-    stage: Any = graph.stage(range(len(graph.layer_names))).module
-    for _ in range(2):
-        expected = functional.cross_entropy(plain(BATCH[0]), BATCH[1])
-        found = stage(*BATCH)[0]
-    torch.testing.assert_close(found, expected)
-    for name in ("slow.weight", "slow.bias"):
-        torch.testing.assert_close(model.get_parameter(name), plain.get_parameter(name))
 
 
 def unread(net: Any, h: Any) -> Any:
