@@ -293,7 +293,6 @@ class ProgramStage:
         self.task, self._kept, self._counts_targets = task, kept, counts_targets
         self._part, self._record = task.part, task.record
         self._probes, self._finds_costs = task.probes, bool(task.costs)
-        self.draws_alike = task.draws_alike
         self.guard = PathGuard(task.own_path)
         self._wanted = len(task.part.sent)
         self._ends_early = not task.part.to_end
@@ -624,12 +623,12 @@ class ProgramStage:
         without_hooks = record.hooks.any_on_tensors and not torch.is_grad_enabled()
         sees_checkpoints = CheckpointFunction.__name__ in self._watched.names
         seen = record.has_scripts or without_hooks or sees_checkpoints
-        if not (seen or self.draws_alike or self._probes):
+        if not (seen or self.task.draws_alike or self._probes):
             return nullcontext()
         found = ExitStack()
         if self._probes:  # a stage that runs later finds the state as it was
             found.enter_context(self.state.on_copies())
-        if self.draws_alike:
+        if self.task.draws_alike:
             found.enter_context(seeded(self.task, self.now.run))
         if sees_checkpoints:
             found.enter_context(functions_through(self._function))

@@ -190,7 +190,7 @@ class StageModule(nn.Module):
         by_index |= self._absent_leaves(size)
         given = dict(zip(self.part.received, received, strict=True))
         run = StageRun(size, given, context)
-        if stage.draws_alike:
+        if stage.task.draws_alike:
             run.seed = zlib.crc32(repr(context.name).encode())
         if step_row is not None:
             total, run.whole = graph.step_values.of_row(step_row[0], size.lengths)
