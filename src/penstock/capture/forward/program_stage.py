@@ -187,9 +187,9 @@ def mute(roles: Iterable[Role], before: list[tuple[Place, Any]]) -> None:
 def roles_between(task: StageTask) -> Iterator[Role]:
     """The modules between units of which not all calls are the stage's."""
     part, record = task.part, task.record
-    if part.first == 0 and part.last >= len(record.events):
-        return
+    whole = part.first == 0 and part.last >= len(record.events)
     for path in record.between:
+        place = task.program.module(path).__dict__  # raises `BadInput` if the user has deleted it
         below = f"{path}." if path else ""
         inside = {unit for unit in record.counts if unit.startswith(below)}
         calls = record.hooks.on_modules.get(path, [])
@@ -197,9 +197,8 @@ def roles_between(task: StageTask) -> Iterator[Role]:
             here = [part.first <= first and last <= part.last for first, last in calls]
         else:
             here = [unit in part.paths for unit in inside]
-        if not here or not all(here):
-            kind = "both" if any(here) or not here else "other"
-            yield task.program.module(path).__dict__, kind, path
+        if not (whole or (here and all(here))):
+            yield place, "both" if any(here) or not here else "other", path
 
 
 class StageEnd(BaseException):
