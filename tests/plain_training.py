@@ -63,7 +63,8 @@ def plain(
         model.train()
     for part in pieces(batch, micro_batches):
         if loss is None:
-            found = model(**part).loss if isinstance(part, dict) else model(*part)
+            found = model(**part) if isinstance(part, dict) else model(*part)
+            found = getattr(found, "loss", found)
         else:
             found = loss(model(*part[:-1]), part[-1])
         (found / micro_batches).backward()
@@ -86,11 +87,12 @@ def plain(
 
 def pieces(batch: Any, count: int) -> list[Any]:
     """Copies of the rows of a batch, in equal parts."""
+    tensors = batch.values() if isinstance(batch, dict) else batch
+    cut = [tensor.chunk(count) if tensor.dim() else [tensor] * count for tensor in tensors]
+    parts = [tuple(tensor.clone() for tensor in part) for part in zip(*cut, strict=True)]
     if isinstance(batch, dict):
-        parts = zip(*(tensor.chunk(count) for tensor in batch.values()), strict=True)
-        return [dict(zip(batch, (t.clone() for t in part), strict=True)) for part in parts]
-    parts = zip(*(tensor.chunk(count) for tensor in batch), strict=True)
-    return [tuple(t.clone() for t in part) for part in parts]
+        return [dict(zip(batch, part, strict=True)) for part in parts]
+    return parts
 
 
 def in_pipeline(
@@ -124,6 +126,18 @@ def in_pipeline(
     return found, {n: seen[id(p)] for n, p in model.named_parameters() if id(p) in seen}
 
 
+def in_two_stages(
+    graph: LayerGraph, batch: Any, *, rows: int, micro_batches: int = 2, **options: Any
+) -> Pipeline:
+    """A pipeline in this process of the first layer and the others."""
+    stages = (
+        Stage(range(1), (0,), (rows,)),
+        Stage(range(1, len(graph.layer_names)), (1,), (rows,)),
+    )
+    plan = Plan(stages, micro_batches, rows, "1f1b")
+    return Pipeline(graph, batch, plan=plan, safety=Safety(transport="in-process"), **options)
+
+
 def assert_pipeline_equals_plain(
     model: nn.Module,
     batch: Any,
@@ -133,14 +147,16 @@ def assert_pipeline_equals_plain(
     granularity: Any = "module",
     micro_batches: int = 2,
     per_micro_batch: bool = False,
+    rows: Any = None,
     **options: Any,
 ) -> LayerGraph:
     """Loss and every gradient of ``model``, captured, against the plain module; gives the graph.
 
     The module is run on the whole batch; ``per_micro_batch``, as under gradient accumulation.
+    ``rows`` is that of `capture_model`.
     """
     expected, theirs = plain(model, batch, loss, micro_batches if per_micro_batch else 1)
-    graph = capture_model(model, batch, loss=loss, granularity=granularity)
+    graph = capture_model(model, batch, loss=loss, granularity=granularity, rows=rows)
     found, ours = in_pipeline(model, graph, batch, micro_batches=micro_batches, **options)
     assert abs(found - float(expected)) <= tolerance * abs(float(expected))
     assert set(ours) == set(theirs)  # a parameter that nothing reads has no gradient

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import models
@@ -27,7 +28,6 @@ class Run:
 
     loss: torch.Tensor
     weight: torch.Tensor
-    programs: list[StageProgram]
 
 
 def split(graph: LayerGraph, cuts: Sequence[int]) -> list[StageProgram]:
@@ -44,14 +44,14 @@ def run_programs(
     Checks on the way that every tensor is as its spec says.
     """
     leaves = graph.batch_leaves(batch)
-    rows = leaves[0].shape[0]
+    rows, lengths = leaves[0].shape[0], graph.lengths_of(dict(enumerate(leaves)))
     values: dict[str, torch.Tensor] = {}
     ran: list[tuple[StageProgram, list[torch.Tensor], tuple[torch.Tensor, ...]]] = []
     for program in programs:
         received = []
         for spec in program.received:
             tensor = values[spec.name]
-            assert tuple(tensor.shape) == spec.shape_for(rows), spec
+            assert tuple(tensor.shape) == spec.at(lengths).shape_for(rows), spec
             assert tensor.dtype == spec.dtype, spec
             assert tensor.requires_grad == (spec.requires_grad and backward), spec
             received.append(tensor.detach().requires_grad_(spec.requires_grad))
@@ -65,7 +65,7 @@ def run_programs(
     if backward:
         loss.backward()
         _backward(ran)
-    return Run(loss, weight, programs)
+    return Run(loss, weight)
 
 
 def _backward(ran: list[tuple[StageProgram, list[torch.Tensor], tuple[torch.Tensor, ...]]]) -> None:
@@ -114,19 +114,23 @@ def assert_composition_equals_model(
     *,
     loss: Any = None,
     rows: int | None = None,
+    runs: int = 1,
 ) -> None:
     """Loss, every gradient and every buffer of the stages, against the model left whole.
 
-    The batch is that of ``rows`` samples, if they are given. ``model`` is as before afterwards.
+    The batch is that of ``rows`` samples, if they are given. ``model`` is as before afterwards. Of
+    several ``runs``, of a model without buffers, the first looks into every block; the last counts.
     """
     batch = batch if rows is None else resize(batch, rows)
     whole = copy.deepcopy(model)
     expected = call(whole, batch, loss)
     expected.backward()
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    model.zero_grad()
-    found = run_programs(graph, split(graph, cuts), batch)
-    torch.testing.assert_close(found.loss, expected, rtol=RELATIVE_TOLERANCE, atol=0)
+    programs = split(graph, cuts)
+    for _ in range(runs):
+        model.zero_grad()
+        found = run_programs(graph, programs, batch)
+    torch.testing.assert_close(found.loss, expected, rtol=1e-12, atol=0)
     for (name, one), other in zip(model.named_parameters(), whole.parameters(), strict=True):
         assert (one.grad is None) == (other.grad is None), name
         if one.grad is not None and other.grad is not None:
@@ -190,21 +194,11 @@ MODELS: dict[str, Callable[..., tuple[nn.Module, dict[str, torch.Tensor]]]] = {
 }
 
 
-@dataclass(frozen=True)
-class Helpers:
-    """The functions of this file, for tests that cannot import it."""
-
-    models: dict[str, Callable[..., tuple[nn.Module, dict[str, torch.Tensor]]]]
-    split: Callable[..., list[StageProgram]]
-    run_programs: Callable[..., Run]
-    resize: Callable[..., Any]
-    assert_composition_equals_model: Callable[..., None]
-
-
 @pytest.fixture
-def pipeline() -> Helpers:
-    """Helpers that run stages one after another."""
-    return Helpers(MODELS, split, run_programs, resize, assert_composition_equals_model)
+def pipeline() -> SimpleNamespace:
+    """The functions of this file, for tests that cannot import it."""
+    own = (split, run_programs, resize, assert_composition_equals_model)
+    return SimpleNamespace(models=MODELS, **{function.__name__: function for function in own})
 
 
 @pytest.fixture(autouse=True)

@@ -50,6 +50,7 @@ def test_a_batch_unlike_the_example_is_refused(batch, words):
         ({}, "no tensors"),
         (torch.tensor(1.0), "has samples along dimension 0"),
         (object(), "a object, has no tensors"),
+        (["a.png", 3], "the example batch, a list, has no tensors"),
     ],
 )
 def test_an_example_that_cannot_be_a_batch_is_refused(batch, words):
@@ -122,6 +123,7 @@ def test_all_tensors_can_have_several_rows():
         ({"patches": -1}, r"'patches'\] -1 rows"),
         ({"patches": 2.0}, r"'patches'\] 2.0 rows .* whole number"),
         ({"patches": True}, r"'patches'\] True rows"),
+        ({"patches": 0, "y": 0}, "has samples along dimension 0"),
         ({"pixels": 4}, r"rows names 'pixels', but .* its tensors are batch\['patches'\]"),
     ],
 )

@@ -23,14 +23,9 @@ CONFIG = {
     "vocab_size": CLASSES,
     "num_conv_pos_embeddings": 4,
     "num_conv_pos_embedding_groups": 2,
-    "hidden_dropout": 0.0,
-    "attention_dropout": 0.0,
-    "activation_dropout": 0.0,
-    "feat_proj_dropout": 0.0,
-    "final_dropout": 0.0,
-    "layerdrop": 0.0,
-    "mask_time_prob": 0.0,
-    "mask_feature_prob": 0.0,
+    **dict.fromkeys(["hidden_dropout", "attention_dropout", "activation_dropout"], 0.0),
+    **dict.fromkeys(["feat_proj_dropout", "final_dropout", "layerdrop"], 0.0),
+    **dict.fromkeys(["mask_time_prob", "mask_feature_prob"], 0.0),
     "pad_token_id": 0,
 }
 

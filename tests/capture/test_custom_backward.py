@@ -107,6 +107,7 @@ triple.register_autograd(lambda ctx, gradient: -gradient)
 
 LOWEST: Any = Function.__mro__[1]
 
+
 # Under a name of its own, as in most code.
 reverse_gradient = ReverseGradient.apply
 
@@ -202,14 +203,12 @@ KEPT = {
 @pytest.mark.parametrize("name", KEPT)
 def test_a_custom_function_keeps_its_backward(name: str) -> None:
     tolerance = 1e-2 if "low precision" in name else 1e-9
-    model = Net(KEPT[name]).double()
-    compare(model, tolerance=tolerance)
+    compare(Net(KEPT[name]), tolerance=tolerance)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "zb-h1"])
 def test_it_does_in_other_schedules_and_where_activations_are_recomputed(schedule: str) -> None:
-    model = Net(with_parameter).double()
-    compare(model, schedule=schedule, recompute=schedule == "gpipe")
+    compare(Net(with_parameter), schedule=schedule, recompute=schedule == "gpipe")
 
 
 def test_functions_are_as_before_after_capture() -> None:
@@ -277,8 +276,7 @@ class Reversible(nn.Module):
 
 
 def test_a_function_may_call_its_module_again_in_its_backward() -> None:
-    model = Reversible().double()
-    compare(model)
+    compare(Reversible())
 
 
 def test_the_check_of_the_first_run_is_no_call_of_the_forward() -> None:
@@ -355,18 +353,13 @@ def scaled_between(net: Any, h: Any) -> Any:
 @pytest.mark.parametrize("model", [InAUnit, lambda: Net(scaled_between)])
 def test_a_backward_finds_the_state_that_its_own_forward_left(model: Any, schedule: str) -> None:
     again = schedule == "recompute"
-    compare(
-        model().double(),
-        micro_batches=3,
-        per_micro_batch=True,
-        schedule="gpipe" if again else schedule,
-        recompute=again,
-    )
+    options = {"schedule": "gpipe" if again else schedule, "recompute": again}
+    compare(model(), micro_batches=3, per_micro_batch=True, **options)
 
 
 @pytest.mark.parametrize("way", ["a hook", "a checkpoint"])
 def test_hooks_and_checkpoints_find_the_state_of_their_forward(way: str) -> None:
-    compare(InAUnit(way).double(), micro_batches=3, per_micro_batch=True)
+    compare(InAUnit(way), micro_batches=3, per_micro_batch=True)
 
 
 def test_what_a_backward_counts_is_counted_on_with_what_forwards_have_counted() -> None:

@@ -121,13 +121,12 @@ KEPT = {
 
 @pytest.mark.parametrize("name", KEPT)
 def test_a_hook_on_a_tensor_changes_gradients_as_in_the_plain_module(name: str) -> None:
-    model = Net(KEPT[name]).double()
-    compare(model)
+    compare(Net(KEPT[name]))
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "zb-h1"])
 def test_it_does_in_other_schedules_and_where_activations_are_recomputed(schedule: str) -> None:
-    compare(Net(on_a_view).double(), schedule=schedule, recompute=schedule == "gpipe")
+    compare(Net(on_a_view), schedule=schedule, recompute=schedule == "gpipe")
 
 
 def test_a_hook_is_called_once_for_each_micro_batch() -> None:
@@ -137,8 +136,7 @@ def test_a_hook_is_called_once_for_each_micro_batch() -> None:
         h.register_hook(lambda g: seen.append(tuple(g.shape)))
         return h
 
-    model = Net(between).double()
-    compare(model, recompute=True)
+    compare(Net(between), recompute=True)
     assert seen == [(6, 8), (3, 8), (3, 8)]
 
 
@@ -226,8 +224,8 @@ def test_forward_hooks_change_what_modules_get_and_return() -> None:
 
 
 def test_hooks_on_parameters_change_their_gradients() -> None:
-    model = Net().double()
-    model.first.weight.register_hook(lambda g: g * 0.1)
+    model = Net()
+    model.double().first.weight.register_hook(lambda g: g * 0.1)
     compare(model)
 
 
@@ -266,7 +264,7 @@ def test_old_backward_hooks_change_gradients_as_in_the_plain_module() -> None:
 
 def test_forward_hooks_for_all_modules_run_as_in_the_plain_module() -> None:
     with register_module_forward_hook(doubled):
-        compare(Net().double())
+        compare(Net())
 
 
 def test_backward_hooks_for_all_modules_are_refused() -> None:

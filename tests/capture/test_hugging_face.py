@@ -8,13 +8,14 @@ from plain_training import assert_pipeline_equals_plain
 from penstock.capture.capture import capture_model
 
 
-def _double(batch):
-    return {k: v.double() if v.is_floating_point() else v for k, v in batch.items()}
+def _in_double(pipeline, name):
+    model, batch = pipeline.models[name]()
+    doubled = {k: v.double() if v.is_floating_point() else v for k, v in batch.items()}
+    return model.double(), doubled
 
 
 def test_stages_together_equal_the_model(pipeline, model_name):
-    model, batch = pipeline.models[model_name]()
-    model, batch = model.double(), _double(batch)
+    model, batch = _in_double(pipeline, model_name)
     graph = capture_model(model, batch)
     layers = len(graph.layer_names)
     cut_lists = [[], [layers // 2], list(range(1, layers)), [2, 4]]
@@ -26,16 +27,14 @@ def test_stages_together_equal_the_model(pipeline, model_name):
     ("name", "granularity"), [("llama", "block"), ("gpt2", "operator"), ("resnet", "operator")]
 )
 def test_stages_together_equal_the_model_at_every_granularity(pipeline, name, granularity):
-    model, batch = pipeline.models[name]()
-    model, batch = model.double(), _double(batch)
+    model, batch = _in_double(pipeline, name)
     graph = capture_model(model, batch, granularity=granularity)
     cuts = list(range(1, len(graph.layer_names)))
     pipeline.assert_composition_equals_model(graph, model, batch, cuts, rows=5)
 
 
 def test_a_model_captured_with_one_row_runs_with_more(pipeline):
-    model, batch = pipeline.models["gpt2"]()
-    model = model.double()
+    model, batch = _in_double(pipeline, "gpt2")
     graph = capture_model(model, pipeline.resize(batch, 1))
     assert graph.batch_size == 1
     assert graph.crossings[0][0].shape[0] == 1

@@ -1,6 +1,6 @@
 """Capture with dimensions that vary: one record for every length."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -29,46 +29,18 @@ def padded(samples: int, length: int, pad_at: int = 0) -> dict[str, torch.Tensor
     }
 
 
-def cut_into(graph: LayerGraph, stages: int) -> list[range]:
-    layers = len(graph.layer_names)
-    return [range(layers * k // stages, layers * (k + 1) // stages) for k in range(stages)]
-
-
-def loss_in_stages(graph: LayerGraph, batch: Any, cuts: Sequence[range]) -> torch.Tensor:
-    """The loss, stage by stage; what crosses has the shape that its spec promises."""
-    leaves = graph.batch_leaves(batch)
-    lengths = graph.lengths_of(dict(enumerate(leaves)))
-    between: dict[str, torch.Tensor] = {}
-    made: tuple[torch.Tensor, ...] = ()
-    for cut in cuts:
-        program = graph.stage(cut)
-        for spec in program.received:
-            expected = spec.at(lengths).shape_for(leaves[0].shape[0])
-            assert tuple(between[spec.name].shape) == expected
-        given = [leaves[index] for index in program.batch_inputs]
-        given += [between[spec.name] for spec in program.received]
-        program.module(*given)  # the first run looks into every block
-        made = program.module(*given)
-        between |= {spec.name: tensor for spec, tensor in zip(program.sent, made, strict=False)}
-    return made[0]
-
-
-def gradients(model: nn.Module, loss: torch.Tensor) -> dict[str, torch.Tensor]:
-    model.zero_grad()
-    loss.backward()
-    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-
-
 def assert_equal_at(
-    model: nn.Module, graph: LayerGraph, batch: Any, reference: torch.Tensor, stages: int = 3
+    pipeline: Any,
+    model: nn.Module,
+    graph: LayerGraph,
+    batch: Any,
+    stages: int = 3,
+    loss: Any = None,
 ) -> None:
     """Loss and every gradient are those of the user's own module on the batch."""
-    found = loss_in_stages(graph, batch, cut_into(graph, stages))
-    assert abs(float((found - reference).detach())) < 1e-12
-    expected, own = gradients(model, reference), gradients(model, found)
-    assert own.keys() == expected.keys()
-    for name, gradient in expected.items():
-        assert torch.allclose(own[name], gradient, rtol=1e-9, atol=1e-13), name
+    layers = len(graph.layer_names)
+    cuts = [layers * k // stages for k in range(1, stages)]
+    pipeline.assert_composition_equals_model(graph, model, batch, cuts, loss=loss, runs=2)
 
 
 ONE_LENGTH: Dynamic = {key: {1: "length"} for key in ("input_ids", "attention_mask", "labels")}
@@ -87,7 +59,7 @@ def test_language_models_are_captured_once_for_lengths_from_16_to_512(
     graph = capture_model(model, padded(4, 24), dynamic=ONE_LENGTH)
     for samples, length in ((4, 24), (3, 16), (1, 512)):
         batch = padded(samples, length)
-        assert_equal_at(model, graph, batch, model(**batch).loss)
+        assert_equal_at(pipeline, model, graph, batch)
 
 
 def test_t5_has_a_length_of_its_own_for_what_goes_in_and_for_what_comes_out(
@@ -102,7 +74,7 @@ def test_t5_has_a_length_of_its_own_for_what_goes_in_and_for_what_comes_out(
     assert [length.name for length in graph.layout.lengths] == ["words", "answers"]
     for shape in ((4, 12, 9), (2, 7, 16), (3, 40, 5)):
         # T5 rounds norms to float32 in the plain model and in the stages alike.
-        assert_equal_at(model, graph, batch(*shape), model(**batch(*shape)).loss)
+        assert_equal_at(pipeline, model, graph, batch(*shape))
 
 
 class Strided(nn.Module):
@@ -131,14 +103,13 @@ def signals(samples: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
     return values, torch.randint(2, (samples,), generator=source)
 
 
-def test_lengths_that_are_padded_and_halved_are_formulas_of_the_length() -> None:
+def test_lengths_that_are_padded_and_halved_are_formulas_of_the_length(pipeline: Any) -> None:
     torch.manual_seed(3)
     model, loss = Strided().double(), functional.cross_entropy
     graph = capture_model(model, signals(5, 13), loss=loss, dynamic=SIGNAL)
     for samples, length in ((5, 13), (2, 31), (3, 32), (1, 9)):
         batch = signals(samples, length)
-        expected = loss(model(batch[0]), batch[1])
-        assert_equal_at(model, graph, batch, expected, stages=len(graph.layer_names))
+        assert_equal_at(pipeline, model, graph, batch, len(graph.layer_names), loss)
 
 
 class Branching(nn.Module):
@@ -196,14 +167,15 @@ class Divided(nn.Module):
 
 
 @pytest.mark.parametrize("build", [Branching, EveryWord, Divided])
-def test_branches_and_loops_over_the_length_are_right_at_every_length(build: Any) -> None:
+def test_branches_and_loops_over_the_length_are_right_at_every_length(
+    build: Any, pipeline: Any
+) -> None:
     model, loss = build().double(), functional.cross_entropy
     graph = capture_model(model, signals(4, 24), loss=loss, dynamic=SIGNAL)
     stages = len(graph.layer_names)
     assert stages > 1
     for length in (17, 16, 30, 2):
-        batch = signals(3, length)
-        assert_equal_at(model, graph, batch, loss(model(batch[0]), batch[1]), stages)
+        assert_equal_at(pipeline, model, graph, signals(3, length), stages, loss)
 
 
 class Related(nn.Module):
@@ -215,17 +187,16 @@ class Related(nn.Module):
         return self.two(self.one(signal)[:, 1:] * shift).mean(1)
 
 
-def test_lengths_that_the_code_relates_vary_together() -> None:
+def test_lengths_that_the_code_relates_vary_together(pipeline: Any) -> None:
     def batch(length: int, other: int) -> tuple[torch.Tensor, ...]:
         return signals(4, length)[0], signals(4, other)[0], signals(4, other)[1]
 
     model, loss = Related().double(), functional.cross_entropy
     dynamic: Dynamic = {0: {1: "words"}, 1: {1: "shifts"}}
     graph = capture_model(model, batch(9, 8), loss=loss, dynamic=dynamic)
-    given = batch(15, 14)
-    assert_equal_at(model, graph, given, loss(model(*given[:2]), given[2]), 2)
+    assert_equal_at(pipeline, model, graph, batch(15, 14), 2, loss)
     with pytest.raises(RuntimeError, match="must match"):  # as in the module itself
-        loss_in_stages(graph, batch(15, 13), cut_into(graph, 2))
+        pipeline.run_programs(graph, pipeline.split(graph, [1]), batch(15, 13))
 
 
 class Fixes(Branching):

@@ -10,15 +10,12 @@ import pytest
 import torch
 from capture import three_layers
 from capture.three_layers import BATCH, compare, keep
-from plain_training import assert_pipeline_equals_plain
+from plain_training import assert_pipeline_equals_plain, in_two_stages
 from torch import nn
 from torch.nn import functional
 
 from penstock.capture.capture import capture_model
 from penstock.errors import CaptureFailed
-from penstock.plan.plan import Plan, Stage
-from penstock.runtime.options import Safety
-from penstock.runtime.pipeline import Pipeline
 
 STEPS = 0
 NOTES: list[float] = []
@@ -342,12 +339,8 @@ def steps_of(model: nn.Module, seed: int = 0) -> list[float]:
     """Losses of three steps on one batch, without training, in two stages."""
     torch.manual_seed(seed)
     graph = capture_model(model, BATCH, loss=functional.cross_entropy)
-    last = len(graph.layer_names)
-    stages = (Stage(range(1), (0,), (3,)), Stage(range(1, last), (1,), (3,)))
-    plan = Plan(stages, 2, 3, "1f1b")
     make = functools.partial(torch.optim.SGD, lr=0.0)
-    options: Any = {"safety": Safety(transport="in-process"), "verify": "off"}
-    pipe = Pipeline(graph, BATCH, plan=plan, optimizer=make, **options)
+    pipe = in_two_stages(graph, BATCH, rows=3, optimizer=make, verify="off")
     return [pipe.step(BATCH).loss for _ in range(3)]
 
 

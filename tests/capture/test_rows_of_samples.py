@@ -2,17 +2,13 @@
 
 import pytest
 import torch
-from plain_training import assert_pipeline_equals_plain, in_pipeline
+from plain_training import assert_pipeline_equals_plain, in_two_stages
 from reference.crossing import crossing
 from torch import nn
 from torch.nn import functional
 
 from penstock.capture.capture import capture_model
-from penstock.errors import BadInput
 from penstock.measure.layer_times import measure_profile
-from penstock.plan.plan import Plan, Stage
-from penstock.runtime.options import Safety
-from penstock.runtime.pipeline import Pipeline
 
 BOOKS, WORDS, PATCHES = 3, 5, 4
 
@@ -76,10 +72,7 @@ def test_the_rows_of_a_sample_are_cut_with_it(case, micro_batches):
 def test_slices_of_unequal_numbers_of_samples_and_other_batches_are_right():
     model = Patches().double()
     graph = capture_model(model, pictures(4), loss=functional.cross_entropy)
-    layers = len(graph.layer_names)
-    stages = (Stage(range(2), (0,), (3,)), Stage(range(2, layers), (1,), (3,)))
-    plan = Plan(stages, 2, 3, "1f1b")
-    pipeline = Pipeline(graph, pictures(4), plan=plan, safety=Safety(transport="in-process"))
+    pipeline = in_two_stages(graph, pictures(4), rows=3)
     for samples in (6, 5, 1):
         patches, kinds, targets = batch = pictures(samples)
         expected = functional.cross_entropy(model(patches, kinds), targets)
@@ -92,13 +85,6 @@ def test_a_model_of_such_batches_is_profiled():
     assert [layer.name for layer in profile.layers] == ["patch", "middle", "last", "loss"]
     # Four patches of eight numbers of eight bytes for each sample.
     assert [edge.bytes.at(3) for edge in crossing(profile)[1]] == [3 * PATCHES * 8 * 8]
-
-
-def test_a_batch_with_other_numbers_of_rows_is_refused():
-    graph = capture_model(Patches().double(), pictures(4), loss=functional.cross_entropy)
-    patches, kinds, targets = pictures(4)
-    with pytest.raises(BadInput, match=r"batch\[0\] 14 of 4 a sample, batch\[1\] 4"):
-        graph.batch_leaves((patches[:14], kinds, targets))
 
 
 class Scores(nn.Module):
@@ -121,15 +107,9 @@ def preferred(scores, weights):
 @pytest.mark.parametrize("micro_batches", [1, 2, 4])
 def test_pairs_that_the_user_declares_are_not_cut_apart(micro_batches):
     batch = torch.randint(9, (8, WORDS)), torch.rand(8, dtype=torch.float64)
-    model = Scores().double()
-    graph = capture_model(model, batch, loss=preferred, rows={0: 2, 1: 2})
+    options = {"loss": preferred, "rows": {0: 2, 1: 2}, "micro_batches": micro_batches}
+    graph = assert_pipeline_equals_plain(Scores().double(), batch, tolerance=1e-12, **options)
     assert graph.batch_size == 4
-    expected = preferred(model(batch[0]), batch[1])
-    gradients = torch.autograd.grad(expected, list(model.parameters()))
-    found, own = in_pipeline(model, graph, batch, micro_batches=micro_batches)
-    assert found == pytest.approx(float(expected.detach()), rel=1e-12)
-    for (name, _), gradient in zip(model.named_parameters(), gradients, strict=True):
-        torch.testing.assert_close(own[name], gradient, rtol=1e-9, atol=1e-13)
 
 
 def test_one_sample_is_enough_if_its_rows_are_declared():
@@ -138,9 +118,5 @@ def test_one_sample_is_enough_if_its_rows_are_declared():
     graph = capture_model(model, batch, loss=functional.cross_entropy, rows={0: PATCHES})
     whole = pictures(4)
     expected = functional.cross_entropy(model(*whole[:2]), whole[2])
-    layers = len(graph.layer_names)
-    stages = (Stage(range(2), (0,), (1,)), Stage(range(2, layers), (1,), (1,)))
-    pipeline = Pipeline(
-        graph, whole, plan=Plan(stages, 4, 1, "1f1b"), safety=Safety(transport="in-process")
-    )
+    pipeline = in_two_stages(graph, whole, rows=1, micro_batches=4)
     assert pipeline.evaluate(whole).loss == pytest.approx(float(expected.detach()), rel=1e-12)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from plain_training import in_pipeline
+from plain_training import assert_pipeline_equals_plain
 from runtime.shared_cases import LENGTH, Placed, batch_of
 from torch import nn
 from torch.nn import functional
@@ -29,15 +29,10 @@ def test_what_all_samples_share_is_found_by_trial(samples):
 
 @pytest.mark.parametrize("micro_batches", [1, 2, 4])
 def test_gradients_are_those_of_the_whole_batch(micro_batches):
-    model, batch = Placed().double(), batch_of(0, 4)
-    loss = model(**batch)
-    gradients = torch.autograd.grad(loss, list(model.parameters()))
-    graph = capture_model(model, batch)
+    graph = assert_pipeline_equals_plain(
+        Placed().double(), batch_of(0, 4), micro_batches=micro_batches, tolerance=1e-12
+    )
     assert graph.mixing == ""
-    found, own = in_pipeline(model, graph, batch, micro_batches=micro_batches)
-    assert found == pytest.approx(float(loss.detach()), rel=1e-12)
-    for (name, _), gradient in zip(model.named_parameters(), gradients, strict=True):
-        torch.testing.assert_close(own[name], gradient, rtol=1e-9, atol=1e-13)
 
 
 def test_as_many_places_as_samples_are_shared_where_that_is_said():
@@ -65,12 +60,14 @@ def test_where_both_readings_run_the_user_is_asked():
     assert capture_model(Offset(), batch, rows={1: 2}).layout.shared == set()
 
 
-def test_samples_that_would_act_on_one_another_are_not_taken_to_share():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.last = nn.Linear(3, 3)
+class Last(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(3, 3)
 
+
+def test_samples_that_would_act_on_one_another_are_not_taken_to_share():
+    class Net(Last):
         def forward(self, patches, kinds):
             seen = self.last(patches).view(kinds.shape[0], -1, 3)
             return functional.cross_entropy(seen.mean(1), kinds)
@@ -84,11 +81,7 @@ def test_samples_that_would_act_on_one_another_are_not_taken_to_share():
 def test_an_entry_that_nothing_reads_is_not_asked_about():
     batch = {"x": torch.randn(4, 3), "y": torch.randn(4, 3), "sizes": torch.ones(8, 2)}
 
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.last = nn.Linear(3, 3)
-
+    class Net(Last):
         def forward(self, x, y, sizes):
             return functional.mse_loss(self.last(x), y)
 
@@ -96,30 +89,13 @@ def test_an_entry_that_nothing_reads_is_not_asked_about():
 
 
 def test_unequal_tensors_that_do_not_fit_are_refused_with_what_was_tried():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.last = nn.Linear(3, 3)
-
+    class Net(Last):
         def forward(self, x, kinds):
             return functional.cross_entropy(self.last(x), kinds)
 
     batch = torch.randn(4, 3), torch.zeros(3, dtype=torch.long)
     with pytest.raises(CaptureFailed, match=r"batch_size.*\(batch\[1\]: taken to be shared"):
         capture_model(Net(), batch)
-
-
-@pytest.mark.parametrize(
-    ("rows", "words"),
-    [
-        ({0: 0, 1: 0}, "has samples along dimension 0"),
-        ({1: -1}, "-1 rows"),
-        ({1: 3}, "3 rows for each sample, but it has 8"),
-    ],
-)
-def test_rows_that_cannot_be_are_refused(rows, words):
-    with pytest.raises(BadInput, match=words):
-        capture_model(Offset(), (torch.randn(4, 3), torch.randn(8, 3)), rows=rows)
 
 
 def test_too_many_entries_that_may_be_shared_are_asked_for():

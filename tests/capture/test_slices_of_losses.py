@@ -139,27 +139,26 @@ def inputs() -> torch.Tensor:
     return torch.randn(8, 6, generator=torch.Generator().manual_seed(7)).double()
 
 
-def assert_equals_plain(
-    own: StagedRun, plain: nn.Module, wanted: torch.Tensor, target: Any
-) -> None:
-    """A step of unequal slices has the loss ``wanted`` of the plain model, and its gradients."""
+def in_slices(model: nn.Module, target: Any, loss: Loss | None, example: Any = None) -> StagedRun:
+    """A model's stages, after a step of unequal slices with loss and gradients of the plain model.
+
+    The ``example`` has other targets, if it is given.
+    """
+    plain = copy.deepcopy(model)
+    own = StagedRun(model, (inputs(), target if example is None else example), loss=loss)
+    wanted = plain(inputs(), target) if loss is None else loss(plain(inputs()), target)
     wanted.backward()
     assert own.step((inputs(), target), (5, 3)) == pytest.approx(float(wanted.detach()), rel=1e-9)
     for key, parameter in plain.named_parameters():
         found = own.gradient(key)
         assert found is not None and parameter.grad is not None
         assert gap(found, parameter.grad) < 1e-9, key
+    return own
 
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_slices_add_up_to_the_whole(name: str) -> None:
-    target, loss = RIGHT[name]
-    torch.manual_seed(0)
-    model = network()
-    plain = copy.deepcopy(model)
-    own = StagedRun(model, (inputs(), target), loss=loss)
-    assert_equals_plain(own, plain, loss(plain(inputs()), target), target)
-    assert own.last.mixing == ""
+    assert in_slices(network(), *RIGHT[name]).last.mixing == ""
 
 
 EVERY = torch.ones(8, dtype=torch.bool)
@@ -184,13 +183,7 @@ def test_a_mean_over_a_mask_is_of_what_the_mask_has_now(
     name: str, mask: torch.Tensor, example: torch.Tensor
 ) -> None:
     """Though all of it may be true in the example, as if the samples decided about its size."""
-    loss = MASKED[name]
-    torch.manual_seed(0)
-    model = network()
-    plain = copy.deepcopy(model)
-    own = StagedRun(model, (inputs(), (NUMBERS, example)), loss=loss)
-    target = (NUMBERS, mask)
-    assert_equals_plain(own, plain, loss(plain(inputs()), target), target)
+    in_slices(network(), (NUMBERS, mask), MASKED[name], (NUMBERS, example))
 
 
 REFUSED: dict[str, tuple[torch.Tensor, Loss]] = {
@@ -234,10 +227,7 @@ class TargetsFirst(Inside):
 
 
 def test_values_of_the_whole_step_may_be_taken_before_the_last_stage() -> None:
-    model = TargetsFirst(functional.mse_loss)
-    plain = copy.deepcopy(model)
-    own = StagedRun(model, (inputs(), NUMBERS))
-    assert_equals_plain(own, plain, plain(inputs(), NUMBERS), NUMBERS)
+    in_slices(TargetsFirst(functional.mse_loss), NUMBERS, None)
 
 
 class Flagged(Inside):

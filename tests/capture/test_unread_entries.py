@@ -7,16 +7,13 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 import torch
+from plain_training import in_two_stages
 from torch import nn
 from torch.nn import functional
 
 from penstock.capture.batch.found_lengths import find_dynamic
-from penstock.capture.batch.layout import layout_of
 from penstock.capture.capture import capture_model
 from penstock.errors import BadInput
-from penstock.plan.plan import Plan, Stage
-from penstock.runtime.options import Safety
-from penstock.runtime.pipeline import Pipeline
 
 
 class Net(nn.Module):
@@ -63,11 +60,7 @@ def test_a_warning_is_given_by_the_first_process_only(monkeypatch):
 
 def test_steps_and_evaluation_with_other_names_are_those_of_the_module():
     graph = captured()
-    model, layers = graph.model, len(graph.layer_names)
-    stages = (Stage(range(1), (0,), (2,)), Stage(range(1, layers), (1,), (2,)))
-    pipe = Pipeline(
-        graph, batch_of(), plan=Plan(stages, 2, 2, "1f1b"), safety=Safety(transport="in-process")
-    )
+    model, pipe = graph.model, in_two_stages(graph, batch_of(), rows=2)
     for number in (3, 4):
         batch = batch_of(number)
         expected = float(loss(model(batch["x"]), batch).detach())
@@ -107,16 +100,9 @@ def test_sizes_in_a_list_are_constant_if_they_are_read():
         graph.batch_leaves(batch_of(size=[2, 4]))
 
 
-def swallowed(entries):
+def swallowed(entries, name="file", number=len):
     try:
-        return float(len(entries["file"]))
-    except Exception:
-        return 1.0
-
-
-def swallowed_number(entries):
-    try:
-        return float(entries["epoch"])
+        return float(number(entries[name]))
     except Exception:
         return 1.0
 
@@ -136,7 +122,7 @@ def test_names_that_forward_reads_are_refused(read):
 
 
 def test_a_number_is_a_constant_where_the_user_catches_every_error():
-    graph = captured(swallowed_number, epoch=2)
+    graph = captured(lambda entries: swallowed(entries, "epoch", float), epoch=2)
     assert [entry.name for entry in graph.layout.unread] == ["batch['file']"]
 
 
@@ -194,8 +180,3 @@ def test_a_unit_may_be_given_an_entry_that_it_does_not_read():
 def test_lengths_are_found_in_batches_with_other_names():
     batches = [batch_of(k, x=torch.zeros(4, 6 + k)) for k in range(2)]
     assert find_dynamic(batches) == {"x": {1: "length"}}
-
-
-def test_a_batch_without_tensors_is_refused_with_its_type():
-    with pytest.raises(BadInput, match="the example batch, a list, has no tensors"):
-        layout_of(["a.png", 3])

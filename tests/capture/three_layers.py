@@ -31,5 +31,6 @@ class Net(nn.Module):
 
 
 def compare(model: nn.Module, **options: Any) -> Any:
-    """The graph of a model whose pipeline is compared with the plain module."""
-    return assert_pipeline_equals_plain(model, BATCH, loss=functional.cross_entropy, **options)
+    """The graph of a model whose pipeline is compared with the plain module, in float64."""
+    loss = functional.cross_entropy
+    return assert_pipeline_equals_plain(model.double(), BATCH, loss=loss, **options)

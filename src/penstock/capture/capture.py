@@ -18,7 +18,7 @@ from penstock.capture.batch.layout import (
     layouts_of,
 )
 from penstock.capture.batch.lengths import Dynamic
-from penstock.capture.batch.unread import UnreadEntry
+from penstock.capture.batch.unread import UnreadEntry, is_plain
 from penstock.capture.chain import Chain
 from penstock.capture.contract import Batch, Loss
 from penstock.capture.kinds import joined_graph, named_in
@@ -261,9 +261,9 @@ def entries_read(layout: BatchLayout, *, failed: bool) -> list[UnreadEntry]:
     """
     read = [entry for entry in layout.unread if entry.readers]
     for entry in read:
-        if not entry.is_plain:
+        if not is_plain(entry.value):
             raise entry.refusal
-    return read or [entry for entry in layout.unread if failed and entry.is_plain]
+    return read or [entry for entry in layout.unread if failed and is_plain(entry.value)]
 
 
 def check_wrappers(model: nn.Module) -> None:

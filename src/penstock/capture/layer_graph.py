@@ -18,7 +18,7 @@ from penstock.capture.cut.needs import Needs, needs_of_outputs
 from penstock.capture.forward.checked import call_in_words
 from penstock.capture.forward.kept_state import KeptState, Place
 from penstock.capture.forward.partial_forward import Costs
-from penstock.capture.forward.probe import Probe, adds_up
+from penstock.capture.forward.probe import Probe, adds_up, probe
 from penstock.capture.forward.stage_module import StageModule, StageProgram
 from penstock.capture.forward.stage_parts import (
     leaves_of_part,
@@ -354,7 +354,7 @@ class LayerGraph:
     @cached_property
     def _path_probe(self) -> Probe:
         path = self.recorded.parts.path
-        return Probe(self.program, self.recorded, self.state, self.cut.end, {}, path)
+        return probe(self.program, self.recorded, self.state, self.cut.end, {}, path)
 
     @cached_property
     def step_values(self) -> StepValues:
@@ -363,7 +363,7 @@ class LayerGraph:
         record, actions = recorded.record, recorded.parts.actions
         acting = {number for number, own in actions.items() if any(a.kind != "rows" for a in own)}
         return StepValues(
-            Probe(self.program, recorded, self.state, self.cut.end, actions, {}),
+            probe(self.program, recorded, self.state, self.cut.end, actions, {}),
             leaves_read_by(record, acting),
             self.lengths_of,
             recorded.device,

@@ -43,7 +43,9 @@ class BatchCall:
         if not has_loss:
             return cls(layout, layout, replace(layout, structure=()))
         if isinstance(structure, Mapping):
-            keys = _accepted(structure, forward)
+            parameters = inspect.signature(forward).parameters
+            takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+            keys = [key for key in structure if takes_all or key in parameters]
             if not keys:
                 raise BadInput(
                     f"forward accepts none of the batch's keys {sorted(structure)}; "
@@ -85,9 +87,8 @@ class BatchCall:
         structure = self.layout.structure
         if isinstance(structure, Mapping) and isinstance(batch, Mapping):
             keys = [key for key in structure if key in batch]
-            missing = [key for key in structure if key not in batch]
-            for key in missing:
-                if set(self.layout.part(key).indices) & set(read):
+            for key in structure:
+                if key not in batch and set(self.layout.part(key).indices) & set(read):
                     raise BadInput(
                         f"the batch has no '{key}', from which the outputs are computed; give it"
                     )
@@ -99,13 +100,6 @@ class BatchCall:
             if isinstance(inputs, list | tuple) and len(inputs) == len(self.inputs.structure):
                 return self.inputs.indexed(inputs)
         return dict(enumerate(self.layout.flatten(batch)))
-
-
-def _accepted(entries: Mapping[str, Any], forward: Callable[..., Any]) -> list[str]:
-    parameters = inspect.signature(forward).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return list(entries)
-    return [key for key in entries if key in parameters]
 
 
 def loss_in_result(result: Any, name: str) -> torch.Tensor:
@@ -155,28 +149,28 @@ class WeightedLosses(nn.Module):
 
     def __init__(self, terms: Sequence[tuple[float, LossFunction]]) -> None:
         super().__init__()
+        if not terms:
+            raise BadInput("loss is an empty list; give it pairs of a number and a loss function")
+        self._terms = list[tuple[float, LossFunction]]()
         for place, entry in enumerate(terms):
             if not is_term(entry):
                 raise BadInput(
                     f"entry {place} of loss is {entry!r}, but must be a pair of a number and a "
                     f"loss function, as in loss=[(1.0, first), (0.5, second)]"
                 )
-        if not terms:
-            raise BadInput("loss is an empty list; give it pairs of a number and a loss function")
-        self._factors = tuple(float(factor) for factor, _ in terms)
-        self._functions = tuple(function for _, function in terms)
-        for place, function in enumerate(self._functions):
+            factor, function = entry
+            self._terms.append((float(factor), function))
             if isinstance(function, nn.Module):
                 self.add_module(str(place), function)
 
     def __len__(self) -> int:
         """The number of terms."""
-        return len(self._functions)
+        return len(self._terms)
 
     def terms(self, output: Any, target: Any) -> list[Any]:
         """The result of each function times its factor, in order."""
         found: list[Any] = []
-        for factor, function in zip(self._factors, self._functions, strict=True):
+        for factor, function in self._terms:
             value = function(output, target)
             found.append(value * factor if isinstance(value, torch.Tensor) else value)
         return found

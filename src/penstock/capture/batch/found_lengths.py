@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from penstock.capture.batch.layout import BatchLayout, LeafSpec, RowsOf, key_in_batch, layout_of
+from penstock.capture.batch.layout import BatchLayout, RowsOf, key_in_batch, layout_of
 from penstock.capture.batch.lengths import Dynamic
 from penstock.capture.contract import Batch
 from penstock.errors import BadInput
@@ -43,34 +43,28 @@ def find_dynamic(batches: Iterable[Batch], rows: RowsOf | None = None) -> Dynami
                 sizes[leaf, dim] = found
     names = names_of_lengths(first, sizes)
     dynamic: dict[str | int | tuple[str | int, ...], dict[int, str]] = {}
-    for leaf, path in enumerate(first.paths):
-        front = first.leaves[leaf].in_front
-        dimensions = {dim - front: names[sizes[at, dim]] for at, dim in sizes if at == leaf}
-        if dimensions:
-            dynamic[key_in_batch(path)] = dimensions
+    paths = first.paths
+    for (leaf, dim), found in sizes.items():
+        own = dynamic.setdefault(key_in_batch(paths[leaf]), {})
+        own[dim - first.leaves[leaf].in_front] = names[found]
     return dynamic
 
 
 def check_same_but_sizes(first: BatchLayout, other: BatchLayout, number: int) -> None:
     """Raise `BadInput` if batches differ in more than sizes."""
-    pairs = list(zip(first.leaves, other.leaves, strict=False))
     if first.structure != other.structure or len(first.leaves) != len(other.leaves):
         raise BadInput(
             f"batch {number} is not made of the same entries as batch 0 "
-            f"({leaves_text(other.leaves)} and {leaves_text(first.leaves)}, "
+            f"({', '.join(leaf.name for leaf in other.leaves)} and "
+            f"{', '.join(leaf.name for leaf in first.leaves)}, "
             "constants included); let every batch have one form"
         )
-    for one, two in pairs:
+    for one, two in zip(first.leaves, other.leaves, strict=True):
         if len(one.shape) != len(two.shape) or one.dtype != two.dtype:
             raise BadInput(
                 f"{one.name} has shape {two.shape} of {two.dtype} in batch {number} and "
                 f"{one.shape} of {one.dtype} in batch 0; let every batch have one form"
             )
-
-
-def leaves_text(leaves: Iterable[LeafSpec]) -> str:
-    """The names of tensors, in words."""
-    return ", ".join(leaf.name for leaf in leaves)
 
 
 def names_of_lengths(

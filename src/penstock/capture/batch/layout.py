@@ -15,7 +15,6 @@ from penstock.capture.batch.lengths import (
     Length,
     LengthPlaces,
     LengthsOf,
-    length_name,
     named_lengths,
 )
 from penstock.capture.batch.part import Leaf, LeafKey
@@ -116,17 +115,12 @@ class BatchLayout:
 
     def flatten(self, batch: Batch) -> list[torch.Tensor]:
         """The tensors of ``batch`` in order, with samples first, checked against the example."""
-        found = list(_match(self.structure, batch, "batch"))
-        return list(self._by_sample(dict(enumerate(found))).values())
+        return list(self.indexed(batch).values())
 
     def indexed(self, batch: Batch) -> dict[int, torch.Tensor]:
         """The tensors of ``batch`` by index, for the layout of a `part`; checked likewise."""
-        found = list(_match(self.structure, batch, "batch"))
-        order = [index for index, _ in _paths(self.structure, ())]
-        return self._by_sample(dict(zip(order, found, strict=True)))
-
-    def _by_sample(self, given: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-        own = {index: (self.leaves[index], tensor) for index, tensor in given.items()}
+        given = zip(_paths(self.structure), _match(self.structure, batch, "batch"), strict=True)
+        own = {index: (self.leaves[index], tensor) for (index, _), tensor in given}
         cut = [(spec, tensor) for spec, tensor in own.values() if spec.rows]
         for spec, tensor in cut:
             check_leaf(spec, tensor)
@@ -157,7 +151,14 @@ class BatchLayout:
         It is made once, since it is called for every micro-batch. Additional leaves of a step
         (`penstock.capture.loss.step_values`) are ignored.
         """
-        return filling(self.structure, self.leaves)
+
+        def getter(index: int) -> Callable[[Mapping[int, torch.Tensor]], torch.Tensor]:
+            leaf = self.leaves[index]
+            if leaf.rows == 1:
+                return itemgetter(index)
+            return lambda given: leaf.as_given(given[index])
+
+        return filling(self.structure, getter)
 
     def part(self, *keys: str | int) -> "BatchLayout":
         """The layout of the entries ``keys`` of a tuple or dict batch; indices stay the same."""
@@ -168,12 +169,12 @@ class BatchLayout:
     @property
     def paths(self) -> tuple[tuple[str | int, ...], ...]:
         """The keys by which a user reaches each tensor; empty if the batch is itself a tensor."""
-        return tuple(path for _, path in sorted(_paths(self.structure, ())))
+        return tuple(path for _, path in sorted(_paths(self.structure)))
 
     @property
     def indices(self) -> tuple[int, ...]:
         """The leaves that occur in the structure."""
-        return tuple(sorted(index for index, _ in _paths(self.structure, ())))
+        return tuple(sorted(index for index, _ in _paths(self.structure)))
 
     @property
     def unread(self) -> tuple[UnreadEntry, ...]:
@@ -207,23 +208,19 @@ def layouts_of(
     with a multiple has several rows for each, or all samples share it; any other is shared. Or the
     least size divides all others, and nothing is shared. Layouts that share little come first.
     """
-    leaves: list[torch.Tensor] = []
-    names: list[str] = []
-    structure = _structure(batch, "batch", leaves, names)
+    leaves: list[tuple[str, torch.Tensor]] = []
+    structure = _structure(batch, "batch", leaves)
     if not leaves:
         raise BadInput(
             f"the example batch, a {type(batch).__name__}, has no tensors in tuples, lists or "
             f"dicts; pass one batch as your loader yields it, and let its collate function yield "
             f"those"
         )
-    specs = tuple(
-        LeafSpec(name, tuple(tensor.shape), tensor.dtype)
-        for name, tensor in zip(names, leaves, strict=True)
-    )
-    for spec, tensor in zip(specs, leaves, strict=True):
+    specs = tuple(LeafSpec(name, tuple(tensor.shape), tensor.dtype) for name, tensor in leaves)
+    for name, tensor in leaves:
         if tensor.layout != torch.strided:
             raise BadInput(
-                f"{spec.name} has the layout {tensor.layout}, of which no samples can be sliced; "
+                f"{name} has the layout {tensor.layout}, of which no samples can be sliced; "
                 f"pass it dense (to_dense()), or padded with a mask (to_padded_tensor())"
             )
     given = _rows_given(BatchLayout(structure, specs, 0), rows or {})
@@ -315,13 +312,11 @@ def with_lengths(layout: BatchLayout, dynamic: Dynamic) -> BatchLayout:
     for key, dimensions in dynamic.items():
         index = _leaf_at(layout, key, "dynamic")
         leaf = leaves[index]
-        leaves[index] = replace(
-            leaf,
-            varying=tuple(
-                (_checked_dimension(leaf, dim + leaf.in_front), numbers[length_name(named)])
-                for dim, named in dimensions.items()
-            ),
-        )
+        varying: list[tuple[int, int]] = []
+        for dim, named in dimensions.items():
+            name = named.name if isinstance(named, Length) else named
+            varying.append((_checked_dimension(leaf, dim + leaf.in_front), numbers[name]))
+        leaves[index] = replace(leaf, varying=tuple(varying))
     return replace(layout, leaves=tuple(leaves), lengths=lengths)
 
 
@@ -378,16 +373,15 @@ def _checked_dimension(leaf: LeafSpec, dim: int) -> int:
     return dim
 
 
-def _structure(value: Any, name: str, leaves: list[torch.Tensor], names: list[str]) -> Any:
+def _structure(value: Any, name: str, leaves: list[tuple[str, torch.Tensor]]) -> Any:
     if isinstance(value, torch.Tensor):
-        leaves.append(value)
-        names.append(name)
+        leaves.append((name, value))
         return Slot(len(leaves) - 1)
     before, found = len(leaves), value
     if isinstance(value, Mapping):
-        found = {k: _structure(v, f"{name}[{k!r}]", leaves, names) for k, v in value.items()}
+        found = {k: _structure(v, f"{name}[{k!r}]", leaves) for k, v in value.items()}
     elif isinstance(value, list | tuple):
-        entries = [_structure(v, f"{name}[{i}]", leaves, names) for i, v in enumerate(value)]
+        entries = [_structure(v, f"{name}[{i}]", leaves) for i, v in enumerate(value)]
         found = in_sequence_of(value, entries)
     if len(leaves) > before or value is None or isinstance(value, bool):
         return found
@@ -482,22 +476,20 @@ def _check_rows(found: Sequence[tuple[LeafSpec, int]]) -> None:
             "with rows=... (0: all samples share it), or give an example batch of two samples or "
             "more"
         )
-    if any(rows % leaf.rows for leaf, rows in found):
-        leaf, rows = next((leaf, rows) for leaf, rows in found if rows % leaf.rows)
-        raise _mismatch(leaf.name, f"of {rows} rows", f"of {leaf.rows} rows for each sample")
+    for leaf, rows in found:
+        if rows % leaf.rows:
+            raise _mismatch(leaf.name, f"of {rows} rows", f"of {leaf.rows} rows for each sample")
     if any(rows == 0 for _, rows in found):
         raise BadInput("the batch has 0 samples, at least 1 is needed; skip empty batches")
 
 
-def _paths(structure: Any, path: tuple[str | int, ...]) -> Iterator[tuple[int, Any]]:
+def _paths(structure: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[int, Any]]:
     """The index of every tensor, with the keys that lead to it."""
     if isinstance(structure, Slot):
         yield structure.index, path
-    elif isinstance(structure, Mapping):
-        for key, entry in structure.items():
-            yield from _paths(entry, (*path, key))
-    elif isinstance(structure, list | tuple):
-        for key, entry in enumerate(structure):
+    elif isinstance(structure, Mapping | list | tuple):
+        items = structure.items() if isinstance(structure, Mapping) else enumerate(structure)
+        for key, entry in items:
             yield from _paths(entry, (*path, key))
 
 
@@ -516,33 +508,24 @@ class KeyedSlots:
     entries: Mapping[str, Any]
 
 
-def filling(structure: Any, leaves: Sequence[LeafSpec]) -> Callable[[Mapping[int, Any]], Any]:
-    """A function that puts tensors, and placeholders, into the slots of a batch's structure."""
+def filling(structure: Any, getter: Callable[[int], Callable[[Any], Any]]) -> Callable[[Any], Any]:
+    """A function of tensors that fills each slot of a structure by ``getter(index)``.
+
+    Entries of a batch that are not read become placeholders; constants stay.
+    """
     if isinstance(structure, Slot):
-        index, leaf = structure.index, leaves[structure.index]
-        return itemgetter(index) if leaf.rows == 1 else lambda given: leaf.as_given(given[index])
+        return getter(structure.index)
+    if isinstance(structure, KeyedSlots):
+        entries = filling(structure.entries, getter)
+        return entries if structure.kind is dict else lambda given: structure.kind(**entries(given))
     if isinstance(structure, Mapping):
-        named = {key: filling(entry, leaves) for key, entry in structure.items()}
+        named = {key: filling(entry, getter) for key, entry in structure.items()}
         return lambda given: {key: fill(given) for key, fill in named.items()}
     if isinstance(structure, list | tuple):
-        entries = [filling(entry, leaves) for entry in structure]
-        return lambda given: in_sequence_of(structure, [fill(given) for fill in entries])
+        listed = [filling(entry, getter) for entry in structure]
+        return lambda given: in_sequence_of(structure, [fill(given) for fill in listed])
     constant = structure.stand_in if isinstance(structure, UnreadEntry) else structure
     return lambda _: constant
-
-
-def fill_slots(structure: Any, value_of: Callable[[int], Any]) -> Any:
-    """``structure`` with ``value_of(index)`` in each slot; constants stay."""
-    if isinstance(structure, Slot):
-        return value_of(structure.index)
-    if isinstance(structure, KeyedSlots):
-        entries = fill_slots(structure.entries, value_of)
-        return entries if structure.kind is dict else structure.kind(**entries)
-    if isinstance(structure, Mapping):
-        return {key: fill_slots(entry, value_of) for key, entry in structure.items()}
-    if isinstance(structure, list | tuple):
-        return in_sequence_of(structure, [fill_slots(entry, value_of) for entry in structure])
-    return structure
 
 
 def in_sequence_of(value: Sequence[Any], entries: Sequence[Any]) -> Any:

@@ -66,17 +66,7 @@ def named_lengths(dynamic: Dynamic) -> tuple[Length, ...]:
             if plain not in (known, length):
                 raise BadInput(
                     f"length '{length.name}' is declared with two ranges, "
-                    f"{length_in_words(known)} and {length_in_words(length)}; give it one"
+                    f"{known.min} to {known.max} and {length.min} to {length.max}; give it one"
                 )
             found[length.name] = length if known == plain else known
     return tuple(found.values())
-
-
-def length_in_words(length: Length) -> str:
-    """The range of a length in words."""
-    return f"{length.min} to {length.max}"
-
-
-def length_name(named: str | Length) -> str:
-    """The name of a length, declared with limits or without."""
-    return named.name if isinstance(named, Length) else named

@@ -36,14 +36,6 @@ class UnreadEntry:
     readers: list[str] = field(default_factory=list[str], compare=False, repr=False)
 
     @property
-    def is_plain(self) -> bool:
-        """Return whether it could be a constant of the program: a word, or one or more numbers.
-
-        Several words are mostly one for each sample, so no micro-batch could have them all.
-        """
-        return _is_plain(self.value)
-
-    @property
     def refusal(self) -> BadInput:
         """The error to raise where it is read."""
         return BadInput(
@@ -67,18 +59,21 @@ class UnreadEntry:
             getattr(self.value, name)  # a query of what it does not have is no read
             return read()
 
-        special = {name: read for name in dir(kind) if name[:2] == "__" == name[-2:]}
-        special = {
-            name: method
-            for name, method in special.items()
-            if name not in _OF_EVERY_CLASS and callable(getattr(kind, name))
+        special: dict[str, Any] = {
+            name: read
+            for name in set(dir(kind)) - _OF_EVERY_CLASS
+            if name[:2] == "__" == name[-2:] and callable(getattr(kind, name))
         }
         return type("StandIn", (StandIn,), special | {"__getattribute__": attribute})()
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
+    """Return whether an entry could be a constant of the program: a word, or one or more numbers.
+
+    Several words are mostly one for each sample, so no micro-batch could have them all.
+    """
     if isinstance(value, Mapping):
-        return all(map(_is_plain, value.values()))
+        return all(map(is_plain, value.values()))
     if isinstance(value, list | tuple):
-        return all(_is_plain(entry) and not isinstance(entry, str) for entry in value)
+        return all(is_plain(entry) and not isinstance(entry, str) for entry in value)
     return value is None or isinstance(value, bool | int | float | str)

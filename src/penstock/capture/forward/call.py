@@ -8,6 +8,7 @@ directly.
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +18,6 @@ from penstock.capture.forward.deferred_weights import (
     LARGE,
     DeferredGradients,
     accumulating_linear,
-    deferred_addmm,
     deferred_linear,
 )
 from penstock.capture.forward.partial_forward import RunContext
@@ -84,16 +84,11 @@ class StageCall(Protocol):
 
 
 class ProgramCall(StageCall):
-    """Caller of a stage that runs the user's program.
-
-    While it runs, linear layers of its own units have another ``forward``: it defers the gradients
-    of their weights, or accumulates them directly. Modules with these ``ids`` stay as they are.
-    """
+    """Caller of a stage that runs the user's program; modules with these ``ids`` stay as is."""
 
     def __init__(self, module: StageModule, ids: Collection[int] = ()) -> None:
         self._module = module
         self._deferred: DeferredGradients | None = None
-        self._held: list[nn.Parameter] | None = None
         self._small: list[tuple[dict[str, Any], Any]] = []
         self._large: list[tuple[dict[str, Any], Any]] = []
         for part in module.own_modules():
@@ -103,31 +98,25 @@ class ProgramCall(StageCall):
                 large = part.weight.numel() >= LARGE
                 (self._large if large else self._small).append((part.__dict__, self._linear(part)))
             elif type(part).__name__ == "Conv1D" and hasattr(part, "nf"):
-                self._small.append((part.__dict__, self._conv1d(part)))
+                # The linear layer of GPT-2 in transformers, whose weight is transposed.
+                self._small.append((part.__dict__, self._linear(part, transposed=False)))
 
-    def _linear(self, part: nn.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
+    def _linear(
+        self, part: Any, *, transposed: bool = True
+    ) -> Callable[[torch.Tensor], torch.Tensor]:
         tensors = own_parameters(part)
 
         def forward(x: torch.Tensor) -> torch.Tensor:
-            weight, bias = tensors.get("weight"), tensors.get("bias")
-            if weight is None:  # one that is computed is no parameter
-                return nn.Linear.forward(part, x)
-            if self._deferred is None:
-                return accumulating_linear(x, weight, bias)
-            return deferred_linear(self._deferred, x, weight, bias)
-
-        return forward
-
-    def _conv1d(self, part: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-        """The linear layer of GPT-2 in transformers, whose weight is transposed."""
-        tensors: Any = own_parameters(part)
-
-        def forward(x: torch.Tensor) -> torch.Tensor:
-            weight, bias = tensors.get("weight"), tensors.get("bias")
-            if self._deferred is None or weight is None:
+            weight, bias, deferred = tensors.get("weight"), tensors.get("bias"), self._deferred
+            # A weight that is computed is no parameter.
+            if weight is None or (deferred is None and not transposed):
                 return type(part).forward(part, x)
+            if deferred is None:
+                return accumulating_linear(x, weight, bias)
+            if transposed:
+                return deferred_linear(deferred, x, weight, bias)
             rows = x.view(-1, x.size(-1))
-            made = deferred_addmm(self._deferred, bias, rows, weight)
+            made = deferred_linear(deferred, rows, weight, bias, transposed=False)
             return made.view((*x.size()[:-1], part.nf))
 
         return forward
@@ -150,9 +139,11 @@ class ProgramCall(StageCall):
 
     def others(self) -> list[nn.Parameter]:
         """All that is trained: a weight may also be read by other code than its linear layer."""
-        if self._held is None:
-            self._held = list(self._module.parameters())
         return [parameter for parameter in self._held if parameter.requires_grad]
+
+    @cached_property
+    def _held(self) -> list[nn.Parameter]:
+        return list(self._module.parameters())
 
 
 @contextmanager

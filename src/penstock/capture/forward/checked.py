@@ -18,7 +18,7 @@ from penstock.capture.record.recording import Recording
 from penstock.capture.record.user_lines import line_in_words, line_of_user
 from penstock.device import device_in_use
 from penstock.errors import BadInput
-from penstock.torch_internals import NoFunctionCalls, tensors_in
+from penstock.torch_internals import NoFunctionCalls, pytree, tensors_in
 
 
 def checked(
@@ -49,6 +49,11 @@ def checked(
     return run
 
 
+def without_history(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor, as a leaf."""
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
 def note_function(
     found: dict[Any, tuple[Any, ...]], kind: Any, call: Callable[..., Any], args: tuple[Any, ...]
 ) -> None:
@@ -56,7 +61,8 @@ def note_function(
     absent = any(type(argument) is Absent for argument in args)
     if kind not in found and not absent and not kind.__module__.startswith("torch."):
         with NoFunctionCalls():
-            found[kind] = call, tuple(map(without_history, args)), line_in_words(line_of_user())
+            own = pytree.tree_map_only(torch.Tensor, without_history, args)
+            found[kind] = call, own, line_in_words(line_of_user())
 
 
 def check_gradients(kind: Any, call: Callable[..., Any], given: tuple[Any, ...], line: str) -> None:
@@ -81,13 +87,6 @@ def check_gradients(kind: Any, call: Callable[..., Any], given: tuple[Any, ...],
             f"loss, and a pipeline would divide them by the samples of the step, too; return the "
             f"term from the model, and add it to the loss"
         )
-
-
-def without_history(argument: Any) -> Any:
-    """A tensor's values without its history; anything else as it is."""
-    if not isinstance(argument, torch.Tensor):
-        return argument
-    return argument.detach().clone().requires_grad_(argument.requires_grad)
 
 
 def compare_calls(record: ProgramRecord, again: ProgramRecord) -> None:

@@ -7,9 +7,9 @@ Other parameters (norms, embeddings, convolutions) get their gradients in the fi
 they are small or cannot be separated.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -58,24 +58,13 @@ class DeferredGradients:
         leaves = len(entered) + len(others)
         for tensor, gradient in zip(entered, found, strict=False):
             tensor.grad = gradient
-        self._accumulate_now(others, found[len(entered) : leaves])
+        sums: dict[nn.Parameter, torch.Tensor] = {}
+        for parameter, gradient in zip(others, found[len(entered) : leaves], strict=True):
+            if gradient is not None:
+                add_gradient(parameter, gradient, sums)
+        accumulate(sums)
         for product, gradient in zip(self.products, found[leaves:], strict=True):
             product.gradient, product.output = gradient, None
-
-    def _accumulate_now(
-        self, parameters: Sequence[nn.Parameter], gradients: Sequence[torch.Tensor | None]
-    ) -> None:
-        """Add gradients of the first half to those of the parameters, and run their hooks."""
-        hooked: dict[nn.Parameter, torch.Tensor] = {}
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            if gradient is None:
-                continue
-            if parameter.grad is not None and adds_directly(parameter):
-                parameter.grad.add_(gradient)
-            else:
-                hooked[parameter] = gradient
-        if hooked:
-            torch.autograd.backward(list(hooked), list(hooked.values()))
 
     def accumulate(self) -> None:
         """Compute all gradients, add them to those of the parameters, and run their hooks."""
@@ -84,8 +73,7 @@ class DeferredGradients:
             if product.gradient is not None:
                 add_product(product, product.gradient, sums)
         self.products.clear()
-        if sums:
-            torch.autograd.backward(list(sums), list(sums.values()))
+        accumulate(sums)
 
 
 def run_backward(
@@ -112,32 +100,50 @@ def run_backward(
     return grad(list(roots), at, list(seeds), allow_unused=True)
 
 
-def add_to(
-    sums: dict[nn.Parameter, torch.Tensor], parameter: nn.Parameter, gradient: torch.Tensor
+def accumulate(sums: Mapping[nn.Parameter, torch.Tensor]) -> None:
+    """Add to the gradients of parameters, and run their hooks."""
+    if sums:
+        torch.autograd.backward(list(sums), list(sums.values()))
+
+
+def add_gradient(
+    parameter: nn.Parameter, gradient: torch.Tensor, sums: dict[nn.Parameter, torch.Tensor]
 ) -> None:
-    """Add to the sum of a parameter's gradients."""
-    before = sums.get(parameter)
-    sums[parameter] = gradient if before is None else before.add_(gradient)
+    """Add to a parameter's gradient, or to its sum in ``sums`` if hooks must run."""
+    if parameter.grad is not None and adds_directly(parameter):
+        parameter.grad.add_(gradient)
+    else:
+        sums[parameter] = sums[parameter].add_(gradient) if parameter in sums else gradient
 
 
 def add_product(
     product: Product, gradient: torch.Tensor, sums: dict[nn.Parameter, torch.Tensor]
 ) -> None:
     """Multiply and add directly to the gradients, or to ``sums`` if hooks must run."""
-    x, weight, bias = product.x, product.weight, product.bias
-    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    columns = gradient if gradient.dim() == 2 else gradient.reshape(-1, gradient.shape[-1])
+    weight, bias = product.weight, product.bias
+    rows, columns = as_matrix(product.x), as_matrix(gradient)
     left, right = (columns, rows) if product.transposed else (rows, columns)
-    if adds_directly(weight):
-        # On CPUs the transposed product is the faster one.
-        weight.grad.t().addmm_(right.t(), left)  # type: ignore[union-attr]
-    else:
-        add_to(sums, weight, left.t() @ right)
+    of_weight = added_product(weight, left, right)
+    if of_weight is not None:
+        add_gradient(weight, of_weight, sums)
     if bias is not None and bias.requires_grad:
-        if adds_directly(bias):
-            bias.grad.add_(columns.sum(0))  # type: ignore[union-attr]
-        else:
-            add_to(sums, bias, columns.sum(0))
+        add_gradient(bias, columns.sum(0), sums)
+
+
+def as_matrix(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor with all dimensions but the last as one."""
+    return tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])
+
+
+def added_product(
+    weight: nn.Parameter, left: torch.Tensor, right: torch.Tensor
+) -> torch.Tensor | None:
+    """Add ``left.t() @ right`` to the weight's gradient, or return it if hooks must run."""
+    if not adds_directly(weight):
+        return left.t() @ right
+    # On CPUs the transposed product is the faster one.
+    weight.grad.t().addmm_(right.t(), left)  # type: ignore[union-attr]
+    return None
 
 
 def adds_directly(parameter: nn.Parameter) -> bool:
@@ -151,45 +157,31 @@ def deferred_linear(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """``functional.linear`` with only its input visible to autograd; ``store`` gets the rest."""
-    if not can_wait(x, weight, bias):
-        return functional.linear(x, weight, bias)
-    detached = None if bias is None else bias.detach()
-    output = functional.linear(x, weight.detach(), detached)
-    note(store, x, weight, bias, output, transposed=True)
-    return output
-
-
-def deferred_addmm(
-    store: DeferredGradients, bias: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
-) -> torch.Tensor:
-    """The same for ``torch.addmm``."""
-    if not (can_wait(x, weight, bias) and bias.dim() == 1):
-        return torch.addmm(bias, x, weight)
-    output = torch.addmm(bias.detach(), x, weight.detach())
-    note(store, x, weight, bias, output, transposed=False)
-    return output
-
-
-def note(
-    store: DeferredGradients,
-    x: torch.Tensor,
-    weight: Any,
-    bias: Any,
-    output: torch.Tensor,
     *,
-    transposed: bool,
-) -> None:
-    """Keep a layer for the second half.
+    transposed: bool = True,
+) -> torch.Tensor:
+    """A linear layer with only its input visible to autograd; ``store`` gets the rest.
 
-    An output of inputs without gradient becomes a leaf, which autograd keeps until the first half.
+    It is ``functional.linear``, or ``torch.addmm`` if the weight is not ``transposed``. An output
+    of inputs without gradient becomes a leaf, which autograd keeps until the first half.
     """
+    waits = can_wait(x, weight, bias)
+    own, added = weight, bias
+    if waits:
+        own, added = weight.detach(), None if bias is None else bias.detach()
+    if transposed:
+        output = functional.linear(x, own, added)
+    else:
+        output = torch.addmm(cast(torch.Tensor, added), x, own)
+    if not waits:
+        return output
     if output.grad_fn is None:
         edge = get_gradient_edge(output.requires_grad_())
     else:
         edge = GradientEdge(output.grad_fn, output.output_nr)
-    store.products.append(Product(x.detach(), weight, bias, transposed, edge))
+    layer: Any = weight, bias
+    store.products.append(Product(x.detach(), *layer, transposed, edge))
+    return output
 
 
 def can_wait(x: torch.Tensor, weight: Any, bias: Any) -> bool:
@@ -240,12 +232,7 @@ class AccumulatingLinear(torch.autograd.Function):
         """Gradients of input and bias, and of the weight if it cannot be added directly."""
         x, weight = ctx.saved_tensors
         (gradient,) = gradients
-        parameter: nn.Parameter = ctx.parameter
-        rows = x.reshape(-1, x.shape[-1])
-        columns = gradient.reshape(-1, gradient.shape[-1])
+        columns = as_matrix(gradient)
         of_input = gradient @ weight if ctx.needs_input_grad[0] else None
         of_bias = columns.sum(0) if ctx.needs_input_grad[2] else None
-        if not adds_directly(parameter):
-            return of_input, columns.t() @ rows, of_bias
-        parameter.grad.t().addmm_(rows.t(), columns)  # type: ignore[union-attr]
-        return of_input, None, of_bias
+        return of_input, added_product(ctx.parameter, columns, as_matrix(x)), of_bias

@@ -139,7 +139,7 @@ class RunState:
         part = task.part
         self.key = part.first, part.last
         """The stages of a process share what is between units; this one's is found by the key."""
-        self._kept, self._probes = kept, task.probes
+        self._kept = kept
         own = [
             place_of_state(task.program, place)
             for unit, place in task.recorded.unit_changes
@@ -159,12 +159,8 @@ class RunState:
 
         Returns what to put back when it ends.
         """
-        if not self._probes:
-            self._kept.enter(self.key)
+        self._kept.enter(self.key)
         now = self._now()
-        if self._probes:
-            self._put(map(copied, now))
-            return now
         if context.replay:
             self._put(map(copied, self._before.pop(context.micro_batch)))
             return now
@@ -178,8 +174,7 @@ class RunState:
             self._left[context.micro_batch] = self._now()
         if after is not None:
             self._put(after)
-        if not self._probes:
-            self._kept.leave(self.key)
+        self._kept.leave(self.key)
 
     @contextmanager
     def in_backward(self, name: Any) -> Iterator[None]:
@@ -189,19 +184,18 @@ class RunState:
         what its own forward has left, however many others have run since. What it changes stays.
         """
         left = self._left.pop(name, None)
-        if left is None:
-            with IN_ONE_PROCESS:
+        with IN_ONE_PROCESS:
+            if left is None:
                 yield
-            return
-        self._kept.enter(self.key)
-        now = self._now()
-        self._put(left)
-        try:
-            with IN_ONE_PROCESS:
+                return
+            self._kept.enter(self.key)
+            now = self._now()
+            self._put(left)
+            try:
                 yield
-        finally:
-            self._put(map(changed_by, left, self._now(), now))
-            self._kept.leave(self.key)
+            finally:
+                self._put(map(changed_by, left, self._now(), now))
+                self._kept.leave(self.key)
 
     @contextmanager
     def on_copies(self) -> Iterator[None]:

@@ -94,16 +94,14 @@ def _initialised(user: UserProgram, name: str, like: torch.Tensor, seed: int) ->
     blanks = [float("nan")] if has_nan else [0, 1]
     results = [_run_initialisers(user, name, like, seed, blank) for blank in blanks]
     is_set = torch.equal(*results) if len(results) > 1 else not results[0].isnan().any()
-    if not is_set:
-        value = _from_constructor(owner, last, like)
-        if value is None:
-            raise BadInput(
-                f"{name!r} of {type(owner).__name__} is on the meta device and nothing initialises "
-                "it; set it in reset_parameters() of that class (or in _init_weights(module) of "
-                "the model), or build the model on the CPU"
-            )
-        return value
-    return results[0]
+    value = results[0] if is_set else _from_constructor(owner, last, like)
+    if value is None:
+        raise BadInput(
+            f"{name!r} of {type(owner).__name__} is on the meta device and nothing initialises "
+            "it; set it in reset_parameters() of that class (or in _init_weights(module) of "
+            "the model), or build the model on the CPU"
+        )
+    return value
 
 
 def _run_initialisers(
@@ -150,9 +148,7 @@ def _initialisers(user: UserProgram, name: str) -> Iterator[Callable[[], object]
 
 def _has_init_weights(module: nn.Module) -> bool:
     method = getattr(module, "_init_weights", None)
-    if not callable(method):
-        return False
-    return len(inspect.signature(method).parameters) == 1
+    return callable(method) and len(inspect.signature(method).parameters) == 1
 
 
 def _from_constructor(owner: nn.Module, last: str, like: torch.Tensor) -> torch.Tensor | None:

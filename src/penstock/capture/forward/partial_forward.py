@@ -93,7 +93,7 @@ class StageTask:
         """Return whether all stages make calls, between units, that draw random numbers."""
         return any(event.random and not event.depends for event in self.record.events)
 
-    @property
+    @cached_property
     def draws_alike(self) -> bool:
         """Return whether all stages must draw the same in a micro-batch."""
         return self.draws_in_all or self.recorded.draws_python

@@ -11,10 +11,10 @@ is as the user made it.
 
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import partial, wraps
-from itertools import chain
+from functools import cache, partial, wraps
+from itertools import chain, count
 from typing import Any, TypeAlias
 
 import torch
@@ -26,7 +26,7 @@ from penstock.capture.forward.kept_state import KeptState, RunState
 from penstock.capture.forward.partial_forward import StageRun, StageTask
 from penstock.capture.forward.unit_calls import UnitCall, unit_calls
 from penstock.capture.forward.watched import find_watched, whole_loss
-from penstock.capture.forward.whole_blocks import blocks_left_out, blocks_of_its_own, events_in
+from penstock.capture.forward.whole_blocks import blocks_as_wholes, events_in
 from penstock.capture.loss.loss_parts import measured, target_count, weighed
 from penstock.capture.loss.loss_path import OtherPath, PathGuard
 from penstock.capture.record.absent import (
@@ -40,10 +40,8 @@ from penstock.capture.record.absent import (
     writes_first,
 )
 from penstock.capture.record.calls import Address, Made
-from penstock.capture.record.model_state import Place, put_value
+from penstock.capture.record.model_state import Place
 from penstock.capture.record.outside_state import (
-    GeneratorsState,
-    RandomState,
     generators_state,
     random_state,
     restore_generators,
@@ -68,15 +66,10 @@ from penstock.torch_internals import (
     tensors_in,
 )
 
-Generators: TypeAlias = tuple[RandomState, GeneratorsState | None]
-"""The states of torch's generator, and of Python's and numpy's where they are drawn from."""
-
-KEEP_TOGETHER = "keep these layers in one stage"
 REMEDY = (
-    f"a stage needs the calls that the example batch made; capture again with such a batch, or "
-    f"{KEEP_TOGETHER}"
+    "a stage needs the calls that the example batch made; capture again with such a batch, or "
+    "keep these layers in one stage"
 )
-
 
 _NO_HOOKS: OrderedDict[int, Any] = OrderedDict()
 
@@ -102,6 +95,14 @@ class HeldTensors:
         read = {name for e in record.events if not e.is_unit for name in e.params}
         read_ids = {id(parameter) for name, parameter in named if name in read}
         self._exchanged: list[tuple[Place, Absent]] = []
+
+        def hide(place: Place, *, is_parameter: bool = False) -> Absent:
+            own = place[0][place[1]]
+            shape, dtype = tuple(own.shape), own.dtype
+            found = absent_like(shape, dtype, own.requires_grad, is_parameter=is_parameter)
+            self._exchanged.append((place, found))
+            return found
+
         self.absent: dict[str, torch.Tensor] = {}
         """Tensors in the places of other stages' parameters while this one runs, by name."""
         places: set[tuple[int, str]] = set()
@@ -113,138 +114,82 @@ class HeldTensors:
                 continue  # a module that is reached by two names
             places.add((id(place), key))
             if alone or id(parameter) in read_ids:
-                shape, needs_grad = tuple(parameter.shape), parameter.requires_grad
-                found = absent_like(shape, parameter.dtype, needs_grad, is_parameter=True)
-                self._exchanged.append(((place, key), found))
-                self.absent[name] = found
+                self.absent[name] = hide((place, key), is_parameter=True)
         # Hooks around a unit that is left out may write to its buffers: the old spectral norm's do.
         for path in record.counts.keys() - part.paths:
             module = program.module(path)
             if forward_hooks(module):
                 for key, buffer in own_buffers(module).items():
                     if buffer is not None and type(buffer) is not Absent:
-                        found = absent_like(tuple(buffer.shape), buffer.dtype)
-                        self._exchanged.append(((own_buffers(module), key), found))
+                        hide((own_buffers(module), key))
         self.buffers_elsewhere: set[str] = set()
         """Names of buffers that other stages write, from the batch or activations."""
         for name, numbers in record.local_buffers.items():
             if not any(part.first <= i < part.last for i in numbers):
                 self.buffers_elsewhere.add(name)
-                place = program.places(name)
-                buffer = place[0][place[1]]
-                self._exchanged.append((place, absent_like(tuple(buffer.shape), buffer.dtype)))
+                hide(program.places(name))
 
-    def exchange(self) -> list[tuple[Place, Any]]:
-        """Put the absent tensors in place; return what was there."""
-        before: list[tuple[Place, Any]] = []
+    def exchange(self, before: list[tuple[Place, Any]]) -> None:
+        """Put the absent tensors in place, and what was there into ``before``."""
         for place, absent in self._exchanged:
             own = place[0][place[1]]
             absent.needs_grad = own.requires_grad
             before.append((place, own))
             place[0][place[1]] = absent
-        return before
-
-
-def undo_exchange(before: Sequence[tuple[Place, Any]]) -> None:
-    """Put back what `HeldTensors.exchange` has returned."""
-    for place, value in reversed(before):  # a module may be there under two names
-        place[0][place[1]] = value
 
 
 class ReplacedForward:
     """The ``forward`` that a module of the user has while a stage runs.
 
-    ``mutes``: its hooks are muted, since none of its calls is the stage's. ``sends``: a part of its
-    results is sent.
+    ``make`` makes it of the user's.
     """
 
-    __slots__ = ("bound", "forward", "had", "mutes", "place", "sends")
+    __slots__ = ("bound", "forward", "had", "place")
 
-    def __init__(self, module: nn.Module, *, mutes: bool, sends: bool) -> None:
+    def __init__(
+        self, module: nn.Module, make: Callable[[Callable[..., Any]], Callable[..., Any]]
+    ) -> None:
         self.place: dict[str, Any] = module.__dict__
         self.bound = type(module).forward.__get__(module)
         self.had: Any = None
-        self.mutes, self.sends = mutes, sends
-        self.forward: Any = None
+        self.forward = wraps(module.forward)(make(self.plain))
 
     def plain(self, *args: Any, **kwargs: Any) -> Any:
         """The user's forward."""
         return (self.had or self.bound)(*args, **kwargs)
 
 
-class Forwards:
-    """All that is replaced in the user's modules while a stage runs."""
-
-    def __init__(self, task: StageTask) -> None:
-        self._program = task.program
-        self._replaced: dict[str, ReplacedForward] = {}
-        self._containers = list(roles_between(task))
-
-    def add(
-        self,
-        path: str,
-        make: Callable[[ReplacedForward], Callable[..., Any]],
-        *,
-        mutes: bool,
-        sends: bool,
-    ) -> None:
-        """Replace the forward of a module by that which ``make`` returns."""
-        module = self._program.module(path)
-        found = ReplacedForward(module, mutes=mutes, sends=sends)
-        found.forward = wraps(module.forward)(make(found))
-        self._replaced[path] = found
-
-    def replace(self) -> tuple[list[tuple[Place, Any]], str]:
-        """Put the forwards into the modules, and mute hooks of other stages' units.
-
-        Returns the muted, and the path of a module whose hooks cannot be muted; empty if there is
-        none.
-        """
-        muted: list[tuple[Place, Any]] = []
-        refused = ""
-
-        def mute(place: dict[str, Any], key: str, instead: Any) -> None:
-            muted.append(((place, key), place[key]))
-            place[key] = instead
-
-        hooks, pre_hooks = BACKWARD_HOOKS
-        for place, kind, path in self._containers:
-            if not (place[hooks] or place[pre_hooks]) or kind == "own":
-                continue
-            if kind == "both":
-                refused = path
-            for key in BACKWARD_HOOKS:
-                mute(place, key, _NO_HOOKS)
-        for path, own in self._replaced.items():
-            place = own.place
-            own.had = place.get("forward")
-            place["forward"] = own.forward
-            hooked = place[hooks] or place[pre_hooks]
-            compiled = place.get(COMPILED_CALL)
-            if own.mutes and (hooked or compiled):
-                for key in BACKWARD_HOOKS:
-                    mute(place, key, _NO_HOOKS)
-                if compiled:
-                    mute(place, COMPILED_CALL, None)
-            elif hooked and own.sends:
-                refused = path
-        return muted, refused
-
-    def restore(self, muted: Sequence[tuple[Place, Any]]) -> None:
-        """Give the modules what they had before."""
-        for own in self._replaced.values():
-            if own.had is None:
-                own.place.pop("forward", None)
-            else:
-                own.place["forward"], own.had = own.had, None
-        for place, value in muted:
-            put_value(place, value)
+Role: TypeAlias = tuple[dict[str, Any], str, str]
+"""The dict of a module, whether its calls are another stage's ("other") or of "both", its path."""
 
 
-def roles_between(task: StageTask) -> Iterator[tuple[dict[str, Any], str, str]]:
-    """Modules between units: whether their calls are the stage's, another's, or of both."""
+def mute(roles: Iterable[Role], before: list[tuple[Place, Any]]) -> None:
+    """Take backward hooks, and compiled calls, off modules that are not the stage's.
+
+    What was there is put into ``before``. Raises `PathChanged` where they cannot be muted: what is
+    sent is taken inside of the module's call, so its hooks would be skipped.
+    """
+    hooks, pre_hooks = BACKWARD_HOOKS
+    for place, kind, path in roles:
+        hooked = place[hooks] or place[pre_hooks]
+        if kind == "both" and hooked:
+            raise PathChanged(
+                f"'{path}', of which a part is sent to another stage, got a backward hook after "
+                f"the model was captured"
+            )
+        if kind == "other" and (hooked or place.get(COMPILED_CALL)):
+            for key in (*BACKWARD_HOOKS, COMPILED_CALL):
+                if place.get(key):
+                    before.append(((place, key), place[key]))
+                    place[key] = None if key == COMPILED_CALL else _NO_HOOKS
+
+
+def roles_between(task: StageTask) -> Iterator[Role]:
+    """The modules between units of which not all calls are the stage's."""
     part, record = task.part, task.record
+    whole = part.first == 0 and part.last >= len(record.events)
     for path in record.between:
+        place = task.program.module(path).__dict__  # raises `BadInput` if the user has deleted it
         below = f"{path}." if path else ""
         inside = {unit for unit in record.counts if unit.startswith(below)}
         calls = record.hooks.on_modules.get(path, [])
@@ -252,12 +197,8 @@ def roles_between(task: StageTask) -> Iterator[tuple[dict[str, Any], str, str]]:
             here = [part.first <= first and last <= part.last for first, last in calls]
         else:
             here = [unit in part.paths for unit in inside]
-        kind = "both"
-        if part.first == 0 and part.last >= len(record.events):
-            kind = "own"
-        elif here and len(set(here)) == 1:
-            kind = "own" if here[0] else "other"
-        yield task.program.module(path).__dict__, kind, path
+        if not (whole or (here and all(here))):
+            yield place, "both" if any(here) or not here else "other", path
 
 
 class StageEnd(BaseException):
@@ -321,26 +262,18 @@ class _Shapes:
     """Shapes of values in a batch of one size; each is found once."""
 
     def __init__(self, sizes: ValueSizes, size: BatchSize) -> None:
-        self._sizes, self.size = sizes, size
+        self.size, self.of = size, cache(partial(sizes.shape, size=size))
         self._made: dict[Any, tuple[torch.Tensor, bool]] = {}
-        self._sent: dict[int, tuple[int, ...] | None] = {}
 
     def absent(self, made: Made) -> Absent:
         """An absent tensor in the place of what another stage makes."""
         known = self._made.get(made.what)
         if known is None:
             assert made.dtype is not None
-            shape = self._sizes.shape(made.what, self.size)
+            shape = self.of(made.what)
             found = absent_like((0,) if shape is None else shape, made.dtype)
             known = self._made[made.what] = found.plain, shape is None
         return Absent.of(known[0], made.grad and torch.is_grad_enabled(), known[1])
-
-    def of_sent(self, value: int) -> tuple[int, ...] | None:
-        """The shape of a value that is sent."""
-        wanted = self._sent.get(value)
-        if wanted is None:
-            wanted = self._sent[value] = self._sizes.shape(value, self.size)
-        return wanted
 
 
 class ProgramStage:
@@ -359,7 +292,6 @@ class ProgramStage:
         self.task, self._kept, self._counts_targets = task, kept, counts_targets
         self._part, self._record = task.part, task.record
         self._probes, self._finds_costs = task.probes, bool(task.costs)
-        self.draws_alike = task.draws_alike
         self.guard = PathGuard(task.own_path)
         self._wanted = len(task.part.sent)
         self._ends_early = not task.part.to_end
@@ -367,16 +299,16 @@ class ProgramStage:
         self.loss: Callable[..., Any] | None = None
         """Function in the place of the user's loss, if that is one of torch's."""
         if (address := whole_loss(task, self._watched)) is not None:
-            self.loss = partial(self._loss, address)
+            self.loss = lambda *args: self._acted(address, task.program.loss, args, {})
             self._watched = self._watched.without(self._watched.addresses)
-        left_out = blocks_left_out(task, self._watched)
-        own_blocks = blocks_of_its_own(task, self._watched)
+        left_out, own_blocks = blocks_as_wholes(task, self._watched)
         self.own_blocks = tuple(own_blocks)
         """Paths of blocks that are this stage's whole, and run as if they were units."""
         whole = events_in(chain(*left_out.values(), *own_blocks.values()))
         self._watched = self._watched.without(self._record.events[n].address for n in whole)
         self._mode, self._modes_before = _Watch(self, self._watched.names), 0
-        self._forwards = Forwards(task)
+        self._roles = list(roles_between(task))
+        self._replaced: list[ReplacedForward] = []
         self._expected, self._may_vary = 0, False
         self._add_forwards(unit_calls(task, self._watched, left_out, own_blocks))
         self.held = HeldTensors(task, alone=alone)
@@ -402,13 +334,12 @@ class ProgramStage:
             )
             if plain and not watched.anchors and not record.has_nested:
                 continue
-            once = len(own) == 1 and not own[0].draws and not record.has_nested
-            self._forwards.add(
-                path,
-                partial(self._called_once if once else self._called_often, path, own),
-                mutes=not any(call.own for call in own),
-                sends=any(call.sent for call in own),
-            )
+            module = task.program.module(path)
+            self._replaced.append(ReplacedForward(module, partial(self._called, path, own)))
+            if not any(call.own for call in own):
+                self._roles.append((module.__dict__, "other", path))
+            elif any(call.sent for call in own):
+                self._roles.append((module.__dict__, "both", path))
             # Of its own, a stage may leave out what it sends nothing of, as an expert without rows.
             self._expected += sum(call.first <= last and not call.own for call in own)
             self._may_vary |= task.by_sample(path)
@@ -429,82 +360,46 @@ class ProgramStage:
 
     # Forwards of units while the stage runs.
 
-    def _called_often(
-        self, path: str, calls: Sequence[UnitCall], replaced: ReplacedForward
+    def _called(
+        self, path: str, calls: Sequence[UnitCall], plain: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """The forward of a module that may be called several times."""
-        task, marks = self.task, self._watched.marks
+        """The forward of a module, with its calls in the example, and the user's forward."""
+        task, marks, known = self.task, self._watched.marks, len(calls)
         by_sample = task.by_sample(path)
+        draws = task.draws_in_all and any(call.draws for call in calls)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             now = self.now
             if now.calls is None or now.inside:
-                return replaced.plain(*args, **kwargs)
+                return plain(*args, **kwargs)
             n = now.calls.get(path, 0)
             now.calls[path] = n + 1
             if now.watching:
                 self._unwatch()
-            if n >= len(calls):
-                if not by_sample:
-                    times = f"{n + 1} times, and {len(calls)} times on the example"
+            if n >= known:
+                if known > 1 and not by_sample:
+                    times = f"{n + 1} times, and {known} times on the example"
                     raise PathChanged(f"'{path}' is called {times}")
-                n = len(calls) - 1
+                n = known - 1
             call = calls[n]
             now.others += not call.own
-            if call.first in marks:
+            if marks and call.first in marks:
                 self._at_mark(call.first)
             if call.own:
                 now.inside = True
                 try:
-                    if task.draws_in_all and call.draws:
-                        result = in_stream(now.run, (path, n), replaced.plain, args, kwargs)
+                    if draws and call.draws:
+                        result = in_stream(now.run, (path, n), plain, args, kwargs)
                     else:
-                        result = replaced.plain(*args, **kwargs)
+                        result = plain(*args, **kwargs)
                 finally:
                     now.inside = False
                 if call.sent:
                     self._collect(tensors_in(result), call.sent)
             else:
                 result = self._left_out(call, args, kwargs)
-            now.anchor = call.anchor
             if call.watch:
-                self._watch()
-            return result
-
-        return forward
-
-    def _called_once(
-        self, path: str, calls: Sequence[UnitCall], replaced: ReplacedForward
-    ) -> Callable[..., Any]:
-        """`_called_often` for a module with one call in a forward, and for what this stage does."""
-        (call,) = calls
-        own, after, sent, anchor = call.own, call.watch, call.sent, call.anchor
-        plain = replaced.plain
-        mark = call.first if call.first in self._watched.marks else None
-        single = call.template[0] if call.is_single else None
-        receives, left_out = bool(call.received), not call.own
-
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            now = self.now
-            if now.calls is None or now.inside:
-                return plain(*args, **kwargs)
-            if now.watching:
-                self._unwatch()
-            now.others += left_out
-            if mark is not None:
-                self._at_mark(mark)
-            if own:
-                result = plain(*args, **kwargs)
-                if sent:
-                    self._collect(tensors_in(result), sent)
-            elif single is None:
-                result = self._left_out(call, args, kwargs)
-            elif receives:
-                result = now.received[single.what]
-            else:
-                result = self._shapes.absent(single)
-            if after:
-                now.anchor = anchor
+                now.anchor = call.anchor
                 self._watch()
             return result
 
@@ -512,18 +407,17 @@ class ProgramStage:
 
     def _left_out(self, call: UnitCall, args: Any, kwargs: Any) -> Any:
         """Return the result of another stage's unit: what was received, or absent tensors."""
-        received, given = call.received or (), self.now.received
+        received = self.now.received
         found: list[Any] = []
         for made in call.template:
-            if made.kind == "constant":
+            if made.kind == "made":
+                is_here = made.what in received
+                found.append(received[made.what] if is_here else self._shapes.absent(made))
+            elif made.kind == "constant":
                 found.append(made.what)
-            elif made.kind in ("given", "handed on"):
-                found.append(pytree.key_get((args, kwargs), made.what))
-            elif made.what in received:
-                found.append(given[made.what])
             else:
-                found.append(self._shapes.absent(made))
-        return found[0] if call.is_single else pytree.tree_unflatten(found, call.spec)
+                found.append(pytree.key_get((args, kwargs), made.what))
+        return found[0] if call.spec.is_leaf() else pytree.tree_unflatten(found, call.spec)
 
     def _at_mark(self, number: int) -> None:
         """The stage's own first call comes next, or the first after it."""
@@ -581,9 +475,6 @@ class ProgramStage:
             return call(*args, **kwargs)
         return self.watched_call(call, kind.__name__, args, kwargs)
 
-    def _loss(self, address: Address, *args: Any) -> Any:
-        return self._acted(address, self.task.program.loss, args, {})
-
     def _acted(self, address: Address, func: Any, args: Any, kwargs: Any) -> Any:
         now, actions = self.now, self.task.actions_of[address]
         if self._probes:
@@ -624,7 +515,7 @@ class ProgramStage:
             if type(tensor) is Absent:
                 what = maker_in_words(self._part.sent[value][0])
                 raise PathChanged(f"{what} was made of tensors of another stage")
-            wanted = self._shapes.of_sent(value)
+            wanted = self._shapes.of(value)
             if tensor.shape != wanted:
                 what = maker_in_words(self._part.sent[value][0])
                 raise PathChanged(
@@ -682,25 +573,22 @@ class ProgramStage:
 
     def _run_replaced(self, call: Callable[[], Any]) -> Any:
         now, result = self.now, None
-        generators = seeded(self.task, now.run) if self.draws_alike else None
         if has_global_hooks():
             raise BadInput(
                 "there are backward hooks for all modules now (also those of FlopCounterMode), "
                 "which would run on what is elsewhere; use them on the model alone"
             )
-        muted, refused = self._forwards.replace()
-        exchanged = self.held.exchange()
-        after = self.state.enter(now.run.context) if self.state.is_any else None
-        now.calls = {}
+        keeps, after = self.state.is_any and not self._probes, None
+        before: list[tuple[Place, Any]] = []
         with_grad = torch.is_grad_enabled()
         self._modes_before = modes_on()
         try:
-            if refused:
-                # What is sent is taken inside of the module's call, so hooks would be skipped.
-                raise PathChanged(
-                    f"'{refused}', of which a part is sent to another stage, got a backward hook "
-                    f"after the model was captured"
-                )
+            for own in self._replaced:
+                own.had, own.place["forward"] = own.place.get("forward"), own.forward
+            mute(self._roles, before)
+            self.held.exchange(before)
+            after = self.state.enter(now.run.context) if keeps else None
+            now.calls = {}
             with self._surroundings():
                 try:
                     if None in self._watched.anchors:
@@ -714,14 +602,18 @@ class ProgramStage:
         except StageEnd:
             pass
         finally:
-            now.calls = None
+            entered, now.calls = now.calls is not None, None
             if torch.is_grad_enabled() != with_grad:
                 torch.set_grad_enabled(with_grad)
-            if self.state.is_any:
+            if entered and keeps:
                 self.state.leave(now.run.context, after)
-            undo_exchange(exchanged)
-            self._forwards.restore(muted)
-            restore_generators_of(generators)
+            for (place, key), value in reversed(before):  # a module may be there under two names
+                place[key] = value
+            for own in reversed(self._replaced):
+                if own.had is None:
+                    own.place.pop("forward", None)
+                else:
+                    own.place["forward"], own.had = own.had, None
         return result
 
     def _surroundings(self) -> AbstractContextManager[object]:
@@ -729,9 +621,14 @@ class ProgramStage:
         record = self._record
         without_hooks = record.hooks.any_on_tensors and not torch.is_grad_enabled()
         sees_checkpoints = CheckpointFunction.__name__ in self._watched.names
-        if not (record.has_scripts or without_hooks or sees_checkpoints):
+        seen = record.has_scripts or without_hooks or sees_checkpoints
+        if not (seen or self.task.draws_alike or self._probes):
             return nullcontext()
         found = ExitStack()
+        if self._probes:  # a stage that runs later finds the state as it was
+            found.enter_context(self.state.on_copies())
+        if self.task.draws_alike:
+            found.enter_context(seeded(self.task, self.now.run))
         if sees_checkpoints:
             found.enter_context(functions_through(self._function))
         if record.has_scripts:
@@ -745,25 +642,23 @@ _NO_RUN = StageRun(BatchSize(0))
 _NO_PROGRESS = _Progress(_NO_RUN, {})
 
 
-def seeded(task: StageTask, run: StageRun) -> Generators:
-    """Seed what all stages draw equally between units; return the states to restore."""
+@contextmanager
+def seeded(task: StageTask, run: StageRun) -> Iterator[None]:
+    """Seed what all stages draw equally between units; restore the generators at the end."""
     draws_python = task.recorded.draws_python
     if task.draws_in_all:
         run.own_seed = int(torch.empty((), dtype=torch.int64).random_())
-    before = random_state(device_in_use()), generators_state() if draws_python else None
-    if task.draws_in_all:
-        torch.manual_seed(run.seed)
-    if draws_python:
-        seed_generators(run.seed)
-    return before
-
-
-def restore_generators_of(before: Generators | None) -> None:
-    """Restore what `seeded` has returned."""
-    if before is not None:
-        restore_random_state(device_in_use(), before[0])
-        if before[1] is not None:
-            restore_generators(before[1])
+    before, plain = random_state(device_in_use()), generators_state() if draws_python else None
+    try:
+        if task.draws_in_all:
+            torch.manual_seed(run.seed)
+        if draws_python:
+            seed_generators(run.seed)
+        yield
+    finally:
+        restore_random_state(device_in_use(), before)
+        if plain is not None:
+            restore_generators(plain)
 
 
 def in_stream(run: StageRun, key: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -796,26 +691,24 @@ def maker_in_words(address: Address) -> str:
 
 def has_absent(values: Sequence[Any]) -> bool:
     """Return whether a tensor among the values, or in structures among them, is absent."""
-    for value in values:
-        if type(value) is Absent:
-            return True
-        if isinstance(value, (list, tuple, dict)) and has_absent(tensors_in(value)):
-            return True
-    return False
+    return any(
+        type(value) is Absent
+        or (isinstance(value, (list, tuple, dict)) and has_absent(tensors_in(value)))
+        for value in values
+    )
 
 
 def filled(result: Any, slots: Mapping[Any, int], received: Mapping[int, torch.Tensor]) -> Any:
     """A call's result with received tensors in some of its slots."""
     if isinstance(result, torch.Tensor):
         return received[slots[0]] if 0 in slots else result
-    leaves, spec = pytree.tree_flatten(result)
-    found: list[Any] = []
-    slot = 0
-    for leaf in leaves:
-        is_tensor = isinstance(leaf, torch.Tensor)
-        found.append(received[slots[slot]] if is_tensor and slot in slots else leaf)
-        slot += is_tensor
-    return pytree.tree_unflatten(found, spec)
+    number = count()
+
+    def put(tensor: torch.Tensor) -> torch.Tensor:
+        slot = next(number)
+        return received[slots[slot]] if slot in slots else tensor
+
+    return pytree.tree_map_only(torch.Tensor, put, result)
 
 
 def at_line(problem: BaseException) -> str:

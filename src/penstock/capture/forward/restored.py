@@ -17,20 +17,16 @@ def kept_attributes(module: nn.Module) -> Iterator[None]:
 
     Training modes, and which tensors the modules hold, are restored, too.
     """
-    kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
-    contents: dict[int, tuple[Any, Any]] = {}
-    for part in module.modules():
-        kept.append((part.__dict__, dict(part.__dict__)))
-        for value in part.__dict__.values():
-            if type(value) in CONTAINERS:
-                contents[id(value)] = (value, value.copy())
+    kept = [(part.__dict__, dict(part.__dict__)) for part in module.modules()]
+    held: list[Any] = [value for _, before in kept for value in before.values()]
+    contents = [(value, value.copy()) for value in held if type(value) in CONTAINERS]
     try:
         yield
     finally:
         for attributes, before in kept:
             attributes.clear()
             attributes.update(before)
-        for container, before in contents.values():
+        for container, before in contents:
             container.clear()
             if isinstance(container, list):
                 container.extend(before)

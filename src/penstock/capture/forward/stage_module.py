@@ -2,9 +2,10 @@
 
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
@@ -83,8 +84,7 @@ def batch_size(samples: int, lengths: tuple[int, ...]) -> BatchSize:
 class StageModule(nn.Module):
     """A part of the user's model under its own names; running it runs the user's forward.
 
-    ``module(*leaves, *received)`` returns what is sent, then loss and weight on the last stage, and
-    the model's outputs if they are wanted. Modules and tensors are the user's own objects.
+    Modules and tensors are the user's own objects. `StageProgram` says what it takes and returns.
     """
 
     def __init__(
@@ -155,12 +155,8 @@ class StageModule(nn.Module):
     def own_modules(self) -> list[nn.Module]:
         """All modules within this stage's units."""
         program = self.graph.program
-        found = {
-            id(module): module
-            for path in self.part.paths
-            for module in program.module(path).modules()
-        }
-        return list(found.values())
+        every = (program.module(path).modules() for path in self.part.paths)
+        return list(dict.fromkeys(chain.from_iterable(every)))
 
     def has_checkpoints(self, *, reentrant: bool = False) -> bool:
         """Return whether the user's (``reentrant``) checkpoints run some of its calls again."""
@@ -194,7 +190,7 @@ class StageModule(nn.Module):
         by_index |= self._absent_leaves(size)
         given = dict(zip(self.part.received, received, strict=True))
         run = StageRun(size, given, context)
-        if stage.draws_alike:
+        if stage.task.draws_alike:
             run.seed = zlib.crc32(repr(context.name).encode())
         if step_row is not None:
             total, run.whole = graph.step_values.of_row(step_row[0], size.lengths)
@@ -213,10 +209,7 @@ class StageModule(nn.Module):
             stage.state.share(self.stage.state)
             call = checked(stage, call, by_index)
         try:
-            if program.configs:
-                with program.without_caches():
-                    made, result = stage.run(call, run)
-            else:
+            with program.without_caches() if program.configs else nullcontext():
                 made, result = stage.run(call, run)
         except OtherPath as problem:
             if not graph.state.undoes:
@@ -258,21 +251,17 @@ class StageModule(nn.Module):
     def _ends(self, stage: ProgramStage, result: Any, run: StageRun) -> list[torch.Tensor]:
         """Loss and weight, and the model's outputs."""
         made, output, _ = result
-        loss = made
-        if type(loss) is Absent:
+        if type(made) is Absent:
             raise BadInput(
                 "the loss reads what another stage makes, and did not on the example; capture with "
                 "a batch on which it does, or add 0 times that to the loss"
             )
         found: list[torch.Tensor] = []
         if self.has_loss:
-            if self.mode == "targets":
-                weight = stage.now.counted
-            else:
-                weight = weight_of_rows(run.size.samples, loss.device)
-                if self.mode == "step":
-                    loss = loss / run.share
-            found = [loss, weight]
+            counts = self.mode == "targets"
+            rows = run.size.samples
+            weight = stage.now.counted if counts else weight_of_rows(rows, made.device)
+            found = [made / run.share if self.mode == "step" else made, weight]
         if self.outputs:
             tensors = self.graph.outputs_in(output, made)
             counting = self.graph.recorded.output_counting if self.mode == "step" else ()

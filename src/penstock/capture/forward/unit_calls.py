@@ -23,15 +23,9 @@ class UnitCall:
     template: Sequence[Made]
     spec: Any
     sent: Slots | None
-    received: frozenset[int] | None
     watch: bool
     first: int
     draws: bool = False
-
-    @property
-    def is_single(self) -> bool:
-        """Return whether the result is one tensor that the unit made."""
-        return len(self.template) == 1 and self.spec.is_leaf() and self.template[0].kind == "made"
 
 
 def unit_calls(
@@ -42,19 +36,17 @@ def unit_calls(
 ) -> dict[str, list[UnitCall]]:
     """The calls that a run makes or leaves out, by the path of their module."""
     record, part = task.record, task.part
-    received, sent = crossing(part.received, units=True), crossing(part.sent, units=True)
+    sent = crossing(part.sent, units=True)
 
     def of_unit(number: int) -> UnitCall:
         event = record.events[number]
         assert event.result is not None
-        given = received.get(event.address)
         anchor = record.anchor_of(event.address)
         return UnitCall(
             event.address in part.units,
             anchor,
             *event.result,
             sent.get(event.address),
-            frozenset(given.values()) if given is not None else None,
             anchor in watched.anchors,
             number,
             event.random,
@@ -68,7 +60,6 @@ def unit_calls(
             block.anchor,
             *block.result,
             {slot: value for value, slot in made.items() if value in part.sent} if own else None,
-            frozenset() if own else frozenset(value for value in made if value in part.received),
             block.anchor in watched.anchors,
             block.first,
         )

@@ -9,26 +9,27 @@ blocks            block 2 ....... block 3 .......  block 4 .......
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from penstock.capture.forward.partial_forward import StageTask
 from penstock.capture.forward.watched import Watched
 from penstock.capture.record.calls import BlockCall, ProgramRecord
 from penstock.torch_internals import BACKWARD_HOOKS, COMPILED_CALL
 
+Blocks: TypeAlias = dict[str, list[BlockCall]]
+"""Calls of blocks by path."""
 
-def blocks_left_out(task: StageTask, watched: Watched) -> dict[str, list[BlockCall]]:
-    """The blocks that a stage leaves out as a whole, by path: none is looked into."""
+
+def blocks_as_wholes(task: StageTask, watched: Watched) -> tuple[Blocks, Blocks]:
+    """The blocks that a stage leaves out, and those that are its own and run as if they were units.
+
+    None of them is looked into; so there is none for a stage that checks.
+    """
     if task.purpose == "checking":
-        return {}
-    return whole_blocks(task.record, partial(can_be_left_out, task, watched))
-
-
-def blocks_of_its_own(task: StageTask, watched: Watched) -> dict[str, list[BlockCall]]:
-    """The blocks that are a stage's whole, by path; they run as if they were units."""
-    if task.purpose in ("checking", "probing"):
-        return {}
-    return whole_blocks(task.record, partial(can_run_whole, task, watched))
+        return {}, {}
+    left_out = whole_blocks(task.record, partial(can_be_left_out, task, watched))
+    own = partial(can_run_whole, task, watched)
+    return left_out, {} if task.probes else whole_blocks(task.record, own)
 
 
 def can_be_left_out(task: StageTask, watched: Watched, block: BlockCall) -> bool:
@@ -79,11 +80,9 @@ def hides_only(
     return all(address[:3] not in places for address in watched.addresses - addresses)
 
 
-def whole_blocks(
-    record: ProgramRecord, may_be: Callable[[BlockCall], bool]
-) -> dict[str, list[BlockCall]]:
+def whole_blocks(record: ProgramRecord, may_be: Callable[[BlockCall], bool]) -> Blocks:
     """The blocks of which each call ``may_be`` whole, and no unit is called elsewhere, by path."""
-    by_path: dict[str, list[BlockCall]] = defaultdict(list)
+    by_path: Blocks = defaultdict(list)
     for block in record.blocks:
         by_path[block.path].append(block)
     return {

@@ -37,6 +37,7 @@ from penstock.capture.record.user_lines import line_in_words, line_with_source
 from penstock.errors import BadInput
 from penstock.torch_internals import NoFunctionCalls, pytree
 
+_BY_TARGETS = ("cross_entropy", "nll_loss")
 _MEANS = frozenset(
     [
         *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy"),
@@ -275,8 +276,10 @@ class _Walk:
                 if value in self._sampled and value not in self.record.dependent:
                     self.act(self.record.values[value].maker, LossAction("result"))
 
-    def _event(self, value: int) -> RecordedCall:
-        return self.record.events[self.record.values[value].maker]
+    def _maker(self, value: int) -> tuple[int, RecordedCall]:
+        """The call that made a value, with its number."""
+        number = self.record.values[value].maker
+        return number, self.record.events[number]
 
     def act(self, number: int, action: LossAction) -> None:
         """Note an action."""
@@ -286,15 +289,11 @@ class _Walk:
 
     def _of_samples(self, entry: Any) -> bool:
         """Return whether an argument depends on samples through stages."""
-        return (
-            isinstance(entry, TensorReference)
-            and isinstance(entry.value, int)
-            and entry.value in self.record.dependent
-            and entry.value in self._sampled
-        )
+        value = value_in(entry)
+        return value in self.record.dependent and value in self._sampled
 
     def _has_samples(self, entry: TensorReference) -> bool:
-        return isinstance(entry.value, int) and self.sizes.has_samples(entry.value)
+        return value_in(entry) >= 0 and self.sizes.has_samples(value_in(entry))
 
     def _is_whole(self, event: RecordedCall, position: int, entry: Any) -> bool:
         """A value of the batch alone without samples in it; or a number that is one."""
@@ -330,7 +329,7 @@ class _Walk:
 
     def _walked(self, value: int) -> list[int]:
         """Decide about the call that made a value; returns the values to walk to."""
-        number, event = self.record.values[value].maker, self._event(value)
+        number, event = self._maker(value)
         self.deciding.add(number)
         if value not in self._sampled:
             self.act(number, LossAction("rows"))
@@ -341,7 +340,7 @@ class _Walk:
         mixed = [entry for entry in leaves if self._of_samples(entry)]
         name = str(event.address[1])
         if any(self._has_samples(entry) for entry in mixed):
-            self._reduction(number, event, name, mixed, value)
+            self._reduction(value, mixed)
             return []
         if name in _LINEAR and leaves and self._of_samples(leaves[0]):
             return [entry.value for entry in mixed]
@@ -351,9 +350,7 @@ class _Walk:
             return self._sum(number, name, leaves)
         divides = name in _DIV and leaves and mixed and leaves[0] is mixed[0]
         if len(mixed) == 1 and (name in _MUL or divides):
-            for position, entry in enumerate(leaves):
-                if self._is_whole(event, position, entry):
-                    self.act(number, LossAction("whole", position))
+            self._factors(number, event, leaves)
             return [mixed[0].value]
         where = line_in_words(event.line)
         if any(torch.Size(entry.shape).numel() == 1 for entry in mixed):
@@ -362,6 +359,12 @@ class _Walk:
         self.act(number, LossAction("rows"))
         return []
 
+    def _factors(self, number: int, event: RecordedCall, leaves: Sequence[Any]) -> None:
+        """Take factors that are numbers or values of the batch from the whole step."""
+        for position, entry in enumerate(leaves):
+            if self._is_whole(event, position, entry):
+                self.act(number, LossAction("whole", position))
+
     def _mix(self, why: str) -> None:
         self.mixing = self.mixing or why
 
@@ -369,47 +372,31 @@ class _Walk:
         """A sum of terms: those that depend on stages are walked to, others are shared out."""
         further: list[int] = []
         for position, entry in enumerate(leaves):
-            is_value = isinstance(entry, TensorReference) and isinstance(entry.value, int)
-            if is_value and entry.value in self.record.dependent:
-                further.append(entry.value)
-                continue
-            if name == "where" and position == 0:
-                self.act(number, LossAction("whole", position))
-                continue
             of_batch = isinstance(entry, TensorReference) and not isinstance(entry.value, str)
             is_number = type(entry) in (int, float) and name not in ("stack", "cat")
-            if of_batch or is_number:
+            if value_in(entry) in self.record.dependent:
+                further.append(value_in(entry))
+            elif name == "where" and position == 0:
+                self.act(number, LossAction("whole", position))
+            elif of_batch or is_number:
                 self.act(number, LossAction("addend", position))
         return further
 
-    def _reduction(
-        self,
-        number: int,
-        event: RecordedCall,
-        name: str,
-        mixed: Sequence[TensorReference],
-        value: int,
-    ) -> None:
+    def _reduction(self, value: int, mixed: Sequence[TensorReference]) -> None:
         """A call that takes samples and gives none: a mean or sum over them."""
-        args, kwargs = event.args
-        if name in ("cross_entropy", "nll_loss"):
-            if reduction_of(kwargs) == "mean":
-                target = args[1] if len(args) > 1 else kwargs["target"]
-                of_classes = target.dtype.is_floating_point
-                self.act(number, LossAction("rows" if of_classes else "targets"))
-            else:
-                self.has_sums = True
-        elif name in _MEANS:
-            if reduction_of(kwargs) in ("mean", "batchmean"):
-                self._mean(number, mixed[0])
-            else:
-                self.has_sums = True
+        number, event = self._maker(value)
+        name, (args, kwargs) = str(event.address[1]), event.args
+        reduces = name in _MEANS or name in _BY_TARGETS
+        if name in _SUMS or (reduces and reduction_of(kwargs) not in ("mean", "batchmean")):
+            self.has_sums = True
+        elif name in _BY_TARGETS and not _target(args, kwargs).dtype.is_floating_point:
+            self.act(number, LossAction("targets"))
         elif name == "mean" and mixed[0].value in self.record.decided:
             raise NotFromSlices(event, "is over as many numbers as activations decide")
-        elif name == "mean":
-            self._mean(number, mixed[0])
-        elif name in _SUMS:
-            self.has_sums = True
+        elif name == "mean" or reduces:
+            # Over numbers in proportion to the samples, or over as many as the data decide.
+            by_rows = self.sizes.is_proportional(mixed[0].value)  # pyright: ignore[reportArgumentType]
+            self.act(number, LossAction("rows" if by_rows else "count"))
         else:
             where = line_in_words(event.line)
             if torch.Size(self.record.values[value].shape).numel() == 1:
@@ -424,11 +411,6 @@ class _Walk:
         for entry in mixed:
             self._before_reduction(entry.value)  # pyright: ignore[reportArgumentType]
 
-    def _mean(self, number: int, mixed: TensorReference) -> None:
-        """A mean over numbers in proportion to the samples, or over as many as the data decide."""
-        by_rows = self.sizes.is_proportional(mixed.value)  # pyright: ignore[reportArgumentType]
-        self.act(number, LossAction("rows" if by_rows else "count"))
-
     def _before_reduction(self, value: int) -> None:
         """Factors before a sum, as in ``(x / mask.sum()).sum()``, and statistics in them."""
         todo = [value]
@@ -437,7 +419,7 @@ class _Walk:
             if own in self._done or own not in self._sampled:
                 continue
             self._done.add(own)
-            number, event = self.record.values[own].maker, self._event(own)
+            number, event = self._maker(own)
             if event.is_unit or event.args is None:
                 continue
             leaves = pytree.tree_leaves(event.args)
@@ -450,27 +432,20 @@ class _Walk:
             name = str(event.address[1])
             for entry in leaves:
                 self._whole_statistics(entry)
-            if name not in _LINEAR | _ADD | _MUL | _DIV:
-                todo += [entry.value for entry in mixed]
-                continue
             if name in _MUL | _DIV and len(mixed) == 1 and leaves[0] is mixed[0]:
-                for position, entry in enumerate(leaves):
-                    if self._is_whole(event, position, entry):
-                        self.act(number, LossAction("whole", position))
+                self._factors(number, event, leaves)
             todo += [entry.value for entry in mixed]
 
     def _whole_statistics(self, entry: Any) -> None:
         """Statistics of the batch alone within a factor, as in ``(a - a.mean()) / a.std()``."""
         todo = [entry]
         while todo:
-            own = todo.pop()
-            if not isinstance(own, TensorReference) or not isinstance(own.value, int):
+            value = value_in(todo.pop())
+            if value < 0 or value in self.record.dependent or value in self._statistics:
                 continue
-            if own.value in self.record.dependent or own.value in self._statistics:
-                continue
-            self._statistics.add(own.value)
-            number, event = self.record.values[own.value].maker, self._event(own.value)
-            if self.sizes.has_samples(own.value) and event.args is not None:
+            self._statistics.add(value)
+            number, event = self._maker(value)
+            if self.sizes.has_samples(value) and event.args is not None:
                 leaves = pytree.tree_leaves(event.args)
                 computes = event.address[1] in ARITHMETIC
                 for position, given in enumerate(leaves if computes else ()):
@@ -478,8 +453,14 @@ class _Walk:
                     if is_number and self._is_whole(event, position, given):
                         self.act(number, LossAction("whole", position))
                 todo += leaves
-            elif own.value in self._sampled and not self.sizes.has_samples(own.value):
+            elif value in self._sampled and not self.sizes.has_samples(value):
                 self.act(number, LossAction("result"))
+
+
+def value_in(entry: Any) -> int:
+    """The number of the value that an argument is; -1 if it is none."""
+    is_value = isinstance(entry, TensorReference) and isinstance(entry.value, int)
+    return entry.value if is_value else -1
 
 
 def _has_own_size(event: RecordedCall) -> bool:
@@ -509,9 +490,13 @@ def varies(
     return False
 
 
+def _target(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return args[1] if len(args) > 1 else kwargs["target"]
+
+
 def target_count(args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
     """The divisor of a mean cross entropy: its targets, or the sum of their class weights."""
-    target = args[1] if len(args) > 1 else kwargs["target"]
+    target = _target(args, kwargs)
     weight = args[2] if len(args) > 2 else kwargs.get("weight")
     ignored = kwargs.get("ignore_index", args[4] if len(args) > 4 else -100)
     valid = target.ne(ignored)

@@ -11,12 +11,12 @@ over samples mixes nothing if it is only added up, and a number of the batch tha
 reads is that of the whole step (`penstock.capture.loss.loss_parts`).
 """
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from penstock.capture.loss.loss_parts import ARITHMETIC, varies
+from penstock.capture.loss.loss_parts import ARITHMETIC, value_in, varies
 from penstock.capture.record.calls import (
     ProgramRecord,
     RecordedCall,
@@ -50,7 +50,7 @@ def mixing_call(
 
     ``others`` are recordings of other samples: a number that differs there is of the batch.
     """
-    for _, event, found in _searched(record, others, sizes, loss):
+    for _, event, found in _Search(record, others, sizes, loss):
         if found:
             return f"{found} at {line_in_words(event.line)}"
     return ""
@@ -67,7 +67,7 @@ def start_of_whole_loss(
     def has_samples(values: Sequence[int]) -> bool:
         return any(sizes.has_samples(value) for value in values)
 
-    for number, event, found in _searched(record, others, sizes, loss):
+    for number, event, found in _Search(record, others, sizes, loss):
         if number < record.model_end:
             if found:
                 return None
@@ -78,48 +78,39 @@ def start_of_whole_loss(
     return None
 
 
-def _searched(
-    record: ProgramRecord, others: Sequence[ProgramRecord], sizes: ValueSizes, loss: int
-) -> Iterator[tuple[int, RecordedCall, str]]:
-    """The calls on the way to ``loss``, each with what is mixed there, in words."""
-    walk = _Search(record, others, sizes)
-    needed = record.behind([record.values[loss].maker])
-    units = [number for number in needed if record.events[number].is_unit]
-    walk.of_loss = needed - record.behind(units)
-    for number, event in enumerate(record.events):
-        if number in needed and event.func is not torch.autograd.grad:
-            found = walk.unit(number, event) if event.is_unit else walk.call(number, event)
-            yield number, event, found
-
-
 class _Search:
-    """A walk over the calls in order.
+    """A walk over the calls on the way to the value ``loss``, in order.
 
     ``statistics`` are values without samples that are made of several samples' activations, and
     ``counts`` of several samples of the batch alone. ``tainted`` have samples and are made of
     these. ``of_loss`` are the calls that no module follows.
     """
 
-    of_loss: Set[int] = frozenset()
-
     def __init__(
-        self, record: ProgramRecord, others: Sequence[ProgramRecord], sizes: ValueSizes
+        self, record: ProgramRecord, others: Sequence[ProgramRecord], sizes: ValueSizes, loss: int
     ) -> None:
         self.record, self.sizes = record, sizes
         self.statistics, self.counts, self.tainted = set[int](), set[int](), set[int]()
         self._others = [other.by_address for other in others]
+        self._needed = record.behind([record.values[loss].maker])
+        units = [number for number in self._needed if record.events[number].is_unit]
+        self.of_loss = self._needed - record.behind(units)
+
+    def __iter__(self) -> Iterator[tuple[int, RecordedCall, str]]:
+        """The calls, each with what is mixed there, in words."""
+        for number, event in enumerate(self.record.events):
+            if number in self._needed and event.func is not torch.autograd.grad:
+                made = [v for v in event.makes if self.record.values[v].maker == number]
+                search = self.unit if event.is_unit else self.call
+                yield number, event, search(number, event, made)
 
     def _samples(self, value: int) -> list[int]:
         """The dimensions of a value that are samples; of unknown sizes none is known to be."""
         formulas = self.sizes.formulas[value] or ()
         return [dim for dim, size in enumerate(formulas) if size.has_samples]
 
-    def _made(self, number: int, event: RecordedCall) -> Iterator[int]:
-        yield from (v for v in event.makes if self.record.values[v].maker == number)
-
-    def unit(self, number: int, event: RecordedCall) -> str:
+    def unit(self, _: int, event: RecordedCall, made: Sequence[int]) -> str:
         """A call of a module: its result has samples, or is made of statistics alone."""
-        made = list(self._made(number, event))
         if any(map(self._samples, made)):
             if any(value in self.tainted for value in event.reads):
                 return f"'{event.address[0]}' is given a statistic of the samples"
@@ -132,7 +123,7 @@ class _Search:
     def _are_activations(self, value: int) -> bool:
         return value in self.record.dependent and bool(self._samples(value))
 
-    def call(self, number: int, event: RecordedCall) -> str:
+    def call(self, number: int, event: RecordedCall, made: Sequence[int]) -> str:
         """A call between modules."""
         name, reads = str(event.address[1]), event.reads
         rows = [value for value in reads if self._samples(value)]
@@ -141,7 +132,7 @@ class _Search:
             return f"'{name}' along the samples"
         if number in self.of_loss and name == "__getitem__" and self._takes_by_place(event):
             return "an index takes samples by their places"
-        for value in self._made(number, event):
+        for value in made:
             dims = self._samples(value)
             if counts and rows and len(dims) > max(1, *(len(self._samples(v)) for v in rows)):
                 return f"'{name}' compares samples with each other"
@@ -160,15 +151,13 @@ class _Search:
 
     def _is_along_samples(self, name: str, event: RecordedCall) -> bool:
         place = _ALONG.get(name)
-        first = event.args[0][0] if event.args and event.args[0] else None
-        if (
-            place is None
-            or not isinstance(first, TensorReference)
-            or not isinstance(first.value, int)
-        ):
+        if place is None or not event.args or not event.args[0]:
             return False
         args, kwargs = event.args
-        count, samples = len(first.shape), self._samples(first.value)
+        first = args[0]
+        if value_in(first) < 0:
+            return False
+        count, samples = len(first.shape), self._samples(value_in(first))
         if name == "layer_norm":
             return any(dim >= count - len(args[1]) for dim in samples)
         if name == "unique" and "dim" not in kwargs:
@@ -187,9 +176,9 @@ class _Search:
 
     def _takes_by_place(self, event: RecordedCall) -> bool:
         """Return whether an index takes some samples only, or takes them in another order."""
-        first, index = event.args[0][:2] if event.args is not None else (None, None)
-        if not isinstance(first, TensorReference) or not isinstance(first.value, int):
+        if event.args is None or value_in(event.args[0][0]) < 0:
             return False
+        first, index = event.args[0][:2]
         entries = index if isinstance(index, tuple) else (index,)
         samples, dim = self._samples(first.value), 0
         for entry in entries:

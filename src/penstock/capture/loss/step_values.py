@@ -6,7 +6,6 @@ form one row, equal for every sample, that is cut into slices like the other lea
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -23,17 +22,6 @@ Found = Mapping[Address, list[Any]]
 
 AnyLeaf = TypeVar("AnyLeaf", bound=Leaf)
 """A leaf of a batch, or of a part."""
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """Layout of values in a row, for batches of some lengths.
-
-    ``tensors`` has shape and type of each value that is a tensor, and None for numbers.
-    """
-
-    spec: Any
-    tensors: tuple[tuple[torch.Size, torch.dtype] | None, ...]
 
 
 class StepValues:
@@ -56,24 +44,19 @@ class StepValues:
         self.read, self._shared = read, read & shared
         self._probe, self._lengths_of, self._adds = probe, lengths_of, adds
         self._device = device
-        self._layouts: dict[tuple[int, ...], _Layout] = {}
+        self._layouts: dict[tuple[int, ...], tuple[Any, list[Any]]] = {}
+        """By lengths, the structure of the values in a row; the shape of each, and its type if it
+        is a tensor and no number."""
 
     def of_row(self, row: torch.Tensor, lengths: tuple[int, ...]) -> tuple[float, Found]:
         """The samples of the step, and its values by address, from a row."""
-        layout = self._layouts[lengths]
-        samples = float(row[0])
-        leaves: list[Any] = []
-        place = 1
-        for known in layout.tensors:
-            if known is None:
-                leaves.append(float(row[place]))
-                place += 1
-                continue
-            shape, dtype = known
-            count = shape.numel()
-            leaves.append(row[place : place + count].view(shape).to(dtype))
-            place += count
-        return samples, pytree.tree_unflatten(leaves, layout.spec)
+        spec, tensors = self._layouts[lengths]
+        samples, *parts = row.split([1, *(shape.numel() for shape, _ in tensors)])
+        leaves = [
+            float(part) if dtype is None else part.view(shape).to(dtype)
+            for part, (shape, dtype) in zip(parts, tensors, strict=True)
+        ]
+        return float(samples), pytree.tree_unflatten(leaves, spec)
 
     def beside(self, batches: Sequence[Sequence[AnyLeaf]]) -> list[list[AnyLeaf]]:
         """The leaves of every batch, with the additional last leaf; all batches are one step.
@@ -107,11 +90,9 @@ class StepValues:
         )
         same = all(torch.equal(own[i][0], first[i][0]) for own in batches for i in self._shared)
         if fit and same:
-            joined = {
-                i: torch.cat([own[i] for own in batches]) if len(batches) > 1 else first[i]
-                for i in first
-            }
-            return self._row(joined)
+            if len(batches) == 1:
+                return self._row(first)
+            return self._row({i: torch.cat([own[i] for own in batches]) for i in first})
         if self._adds:
             return torch.stack([self._row(own) for own in batches]).sum(0)
         raise BadInput(
@@ -134,16 +115,13 @@ class StepValues:
                     f"batch on which it is, or give this one in other_examples"
                 )
         values, spec = pytree.tree_flatten(dict(found))
-        tensors: list[tuple[torch.Size, torch.dtype] | None] = []
+        _, tensors = self._layouts[lengths] = spec, []
         numbers = [torch.tensor([float(samples)], dtype=torch.float64)]
         for value in values:
-            is_tensor = isinstance(value, torch.Tensor)
-            tensors.append((value.shape, value.dtype) if is_tensor else None)
-            number = (
-                value.detach() if is_tensor else torch.tensor(value or 0.0, dtype=torch.float64)
-            )
-            numbers.append(number.to("cpu", torch.float64).reshape(-1))
-        self._layouts[lengths] = _Layout(spec, tuple(tensors))
+            dtype = value.dtype if isinstance(value, torch.Tensor) else None
+            number = torch.as_tensor(0.0 if value is None else value, dtype=torch.float64).detach()
+            tensors.append((number.shape, dtype))
+            numbers.append(number.cpu().reshape(-1))
         return torch.cat(numbers)
 
     def _whole(self, batch: Sequence[Leaf]) -> dict[int, torch.Tensor] | None:

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
 
-from penstock.capture.batch.layout import KeyedSlots, Slot, fill_slots, in_sequence_of
+from penstock.capture.batch.layout import KeyedSlots, Slot, filling, in_sequence_of
 from penstock.capture.contract import TensorSpec
 from penstock.errors import BadInput
 
@@ -27,11 +28,8 @@ class StructuredOutputs:
 
     def rebuild(self, tensors: Sequence[torch.Tensor]) -> Any:
         """The result in the model's own structure, filled with ``tensors``."""
-
-        def value_of(index: int) -> torch.Tensor | None:
-            return None if index == LOSS_SLOT else tensors[index]
-
-        return fill_slots(self.structure, value_of)
+        given = {LOSS_SLOT: None, **dict(enumerate(tensors))}
+        return filling(self.structure, itemgetter)(given)
 
 
 def flatten_outputs(
