@@ -87,15 +87,16 @@ def piper_table(
     """
     windows, micro_batches = windows_of_line(chain, line, size), chain.problem.global_batch // size
     links, loads = link_matrices(chain.problem.cluster).bytes_per_s, list[WindowLoad]()
-    for (position, number), group in np.ndenumerate(windows.groups):
+    for place, group in enumerate(windows.groups.ravel().tolist()):
         if group < 0:
             loads.append(WindowLoad(-1, 1, 1, 0.0, 0.0, 0.0))
             continue
+        position, number = divmod(place, len(line.widths))
         width = line.widths[number]
         depth = in_flight(line, position, width, micro_batches, schedule, deep=deep)
         before, after, parameter = seconds_per_byte(links, line, position, width)
         each_s = before, after, parameter / micro_batches
-        loads.append(WindowLoad(int(group), depth, width * line.block, *each_s))
+        loads.append(WindowLoad(group, depth, width * line.block, *each_s))
     return slowest_stage(windows, loads, chain.problem.recompute)
 
 

@@ -179,7 +179,7 @@ def deferred_linear(
         edge = get_gradient_edge(output.requires_grad_())
     else:
         edge = GradientEdge(output.grad_fn, output.output_nr)
-    layer: Any = weight, bias
+    layer = cast(nn.Parameter, weight), cast("nn.Parameter | None", bias)
     store.products.append(Product(x.detach(), *layer, transposed, edge))
     return output
 

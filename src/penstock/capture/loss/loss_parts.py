@@ -459,8 +459,9 @@ class _Walk:
 
 def value_in(entry: Any) -> int:
     """The number of the value that an argument is; -1 if it is none."""
-    is_value = isinstance(entry, TensorReference) and isinstance(entry.value, int)
-    return entry.value if is_value else -1
+    if isinstance(entry, TensorReference) and isinstance(entry.value, int):
+        return entry.value
+    return -1
 
 
 def _has_own_size(event: RecordedCall) -> bool:

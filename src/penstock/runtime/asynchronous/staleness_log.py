@@ -97,9 +97,9 @@ class StalenessLog:
         if pending is None or updates < pending.due:
             return
         self._pending = None
-        missed = [distance(each, parameters) for each in (pending.predicted, pending.stale)]
+        missed, stale = (distance(each, parameters) for each in (pending.predicted, pending.stale))
         size = sum(parameter.numel() for parameter in parameters)
-        error = PredictionError(self.stage, pending.micro_batch, pending.lead, *missed, size)
+        error = PredictionError(self.stage, pending.micro_batch, pending.lead, missed, stale, size)
         self.errors.append(error)
         self._new[1].append(error)
 

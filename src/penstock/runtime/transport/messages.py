@@ -282,11 +282,12 @@ def rare_messages(
             rows = min(here.slices[i], there.slices[j])
             parts = tuple(whole_part(spec, rows) for spec in boundary.tensors)
             ends = plan.ranks_of(here.devices[i]), plan.ranks_of(there.devices[j])
-            for kind, step in (("F", 1), ("B", -1)):
-                for pair in rank_pairs(*ends[::step]):
+            for ranks, (source, target) in ((ends, stages), (ends[::-1], stages[::-1])):
+                kind = "F" if source == stages[0] else "B"
+                for pair in rank_pairs(*ranks):
                     if pair[0] != pair[1] and pair not in known:
                         known.add(pair)
-                        yield Message(kind, direction, *pair, *stages[::step], parts)
+                        yield Message(kind, direction, *pair, source, target, parts)
 
 
 def whole_part(spec: TensorSpec, rows: int) -> MessagePart:
