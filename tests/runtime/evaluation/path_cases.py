@@ -66,6 +66,13 @@ class LossInTraining(Net):
         return {"loss": functional.cross_entropy(scores, y)} if self.training else scores  # type: ignore[arg-type]
 
 
+class DropsScores(Net):
+    """The flag that turns dropout off is no other path of the loss."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return functional.dropout(super().forward(x), 0.0, self.training)
+
+
 class Moves(Net):
     def __init__(self) -> None:
         super().__init__()
@@ -125,6 +132,7 @@ CASES = {
     "a call that is made in training only": Case(Scaled),
     "a loss in training, scores in evaluation": Case(LossInTraining, None),
     "buffers and attributes that move in evaluation": Case(Moves),
+    "dropout before the loss": Case(DropsScores),
     "nested tensors": Case(Encoder),
     "inference mode": Case(Scaled, around=torch.inference_mode),
 }

@@ -119,7 +119,7 @@ def calls_behind(record: ProgramRecord, loss: Address) -> dict[int, tuple[Addres
 def constants_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Constants:
     """Return the arguments that decide over what a call goes: words, flags, dimensions, and how
     many tensors there are."""
-    if name.startswith("__"):  # arithmetic and indices
+    if name.startswith("__") or "dropout" in name:  # arithmetic and indices; a flag of the mode
         return ()
     over = name in OVER_DIMENSIONS
     found: list[Any] = []
