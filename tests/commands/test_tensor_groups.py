@@ -55,7 +55,8 @@ def test_sizes_that_are_none_are_refused(
     penstock: Penstock, planning: list[object], sizes: str
 ) -> None:
     answer = penstock(*planning, f"--tensor-parallel={sizes}")
-    refused(answer, 2, f"tensor groups '{sizes}' must be numbers of ranks from 1 to 64")
+    assert answer.code == 2
+    assert f"tensor groups '{sizes}' must be numbers of ranks from 1 to 64" in answer.errors
 
 
 def test_a_profile_that_does_not_say_what_is_divided_is_refused(
@@ -66,7 +67,8 @@ def test_a_profile_that_does_not_say_what_is_divided_is_refused(
         *("plan", "vgg-16", "--cluster", tmp_path / "cluster.toml", "--batch", 4),
         *("--tensor-parallel", "2"),
     )
-    refused(answer, 2, "profile 'vgg-16' does not say what a tensor group divides; add it")
+    assert answer.code == 2
+    assert "profile 'vgg-16' does not say what a tensor group divides; add it" in answer.errors
 
 
 def test_rehearsing_refuses_groups(
