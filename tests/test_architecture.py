@@ -39,7 +39,7 @@ MOST_PARAMETERS = 8
 MOST_ATTRIBUTES_OF_A_CLASS = 25
 MOST_LINES_OF_CODE_OF_A_CLASS = 400
 
-NAMES_GIVEN = {"capture": 90, "plan": 74, "costs": 40, "schedule": 32, "runtime": 75}
+NAMES_GIVEN = {"capture": 90, "plan": 73, "costs": 40, "schedule": 31, "runtime": 75}
 """Names of a package that modules of others import, at most; lower them where fewer do."""
 
 NAMES_DEFINED_TWICE = 5

@@ -62,7 +62,7 @@ class DeferredGradients:
         for parameter, gradient in zip(others, found[len(entered) : leaves], strict=True):
             if gradient is not None:
                 add_gradient(parameter, gradient, sums)
-        accumulate(sums)
+        accumulate_with_hooks(sums)
         for product, gradient in zip(self.products, found[leaves:], strict=True):
             product.gradient, product.output = gradient, None
 
@@ -73,7 +73,7 @@ class DeferredGradients:
             if product.gradient is not None:
                 add_product(product, product.gradient, sums)
         self.products.clear()
-        accumulate(sums)
+        accumulate_with_hooks(sums)
 
 
 def run_backward(
@@ -100,7 +100,7 @@ def run_backward(
     return grad(list(roots), at, list(seeds), allow_unused=True)
 
 
-def accumulate(sums: Mapping[nn.Parameter, torch.Tensor]) -> None:
+def accumulate_with_hooks(sums: Mapping[nn.Parameter, torch.Tensor]) -> None:
     """Add to the gradients of parameters, and run their hooks."""
     if sums:
         torch.autograd.backward(list(sums), list(sums.values()))
