@@ -24,9 +24,6 @@ VERDICTS = ("reproduced", "with", "not decided", "not reproduced", "by construct
 """Columns of the counts; "with" holds every verdict that names another input."""
 
 sys.path[:0] = [str(ROOT / "tests"), str(HERE)]
-sys.path.append(str(ROOT / "benchmarks"))
-
-from largest import with_table  # noqa: E402
 
 
 def results(quick: bool) -> dict[str, Any]:
@@ -111,6 +108,15 @@ def write_tables(found: dict[str, Any]) -> None:
     TABLES.write_text("\n".join([head, *parts]), encoding="utf-8")
     text = with_table(PAGE.read_text(encoding="utf-8"), HEADING, counts_table(found["claims"]))
     PAGE.write_text(text, encoding="utf-8")
+
+
+def with_table(text: str, heading: str, table: str) -> str:
+    """``text`` with ``table`` in the place of the first table below a heading."""
+    before, title, after = text.partition(f"\n## {heading}\n")
+    lines = after.split("\n")
+    start = next(i for i, line in enumerate(lines) if line.startswith("|"))
+    end = next(i for i in range(start, len(lines)) if not lines[i].startswith("|"))
+    return before + title + "\n".join([*lines[:start], table, *lines[end:]])
 
 
 def main() -> None:
