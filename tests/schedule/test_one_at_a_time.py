@@ -17,10 +17,10 @@ from penstock.schedule.validate import in_flight_peaks, validate
 @st.composite
 def shapes(draw: st.DrawFn) -> PipelineShape:
     """Up to six stages, some of which recompute, with costs that may be nothing at all."""
-    drawn = small_shapes(most_groups=6, most_micro_batches=14, style="straight", limited=False)
-    shape = draw(drawn)
-    recompute = st.lists(st.booleans(), min_size=shape.stages, max_size=shape.stages)
-    return replace(shape, recompute=draw(st.one_of(st.just(()), recompute.map(tuple))))
+    shape = draw(small_shapes(most_groups=6, most_micro_batches=14, style="straight"))
+    drawn = st.lists(st.booleans(), min_size=shape.stages, max_size=shape.stages)
+    recompute = draw(st.one_of(st.just(()), drawn.map(tuple)))
+    return replace(shape, recompute=recompute, in_flight_limit=(), memory_bytes=())
 
 
 @given(shapes())
