@@ -118,8 +118,8 @@ def test_what_newcomers_add_is_a_file_and_a_line_each(tmp_path: Path) -> None:
     formats = package / "integrations" / "bridges" / "formats.py"
     add_line(
         formats,
-        before="}\n\n\n@dataclass",
-        line='    "slices": Format(slices.TARGET, slices.slices),\n',
+        before='}\n"""The title',
+        line='    "slices": (slices.TARGET, slices.slices),\n',
     )
     first = "from penstock.integrations.bridges.layout import"
     add_line(formats, before=first, line="from penstock.integrations.bridges import slices\n")
