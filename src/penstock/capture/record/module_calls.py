@@ -16,7 +16,7 @@ from penstock.capture.record.calls import (
     RecordedCall,
 )
 from penstock.capture.record.model_and_loss import UserProgram
-from penstock.capture.record.model_state import PLAIN, Place
+from penstock.capture.record.model_state import OF_EVERY_MODULE, PLAIN, Place
 from penstock.capture.record.outside_state import containers_in, holds_tensors
 from penstock.capture.record.tensor_facts import TensorFacts
 from penstock.capture.record.torch_calls import draws
@@ -24,6 +24,8 @@ from penstock.capture.record.unit_runs import UnitRuns
 from penstock.capture.record.units import is_torchs
 from penstock.capture.record.user_lines import line_of_user
 from penstock.torch_internals import BACKWARD_HOOKS, pytree, tensors_in
+
+_FIXED = OF_EVERY_MODULE - {"training"}
 
 
 class ModuleCalls:
@@ -189,21 +191,26 @@ class ModuleCalls:
 
     def _surroundings(self, args: Any, kwargs: Any) -> list[Any]:
         """State that a unit must not change: of arguments, and of modules between units."""
-        found = [*containers_in((args, kwargs)), *self._skeleton_state()]
+        found: list[Any] = [*containers_in((args, kwargs))]
         for module in self._skeleton:
             for key, value in module.__dict__.items():
-                if isinstance(value, list | dict | torch.Tensor) and key[0] != "_":
+                if key in _FIXED:
+                    continue
+                if isinstance(value, PLAIN):
+                    found.append((key, repr(value) if isinstance(value, float) else value))
+                elif isinstance(value, list | dict | torch.Tensor) and key[0] != "_":
                     is_tensor = isinstance(value, torch.Tensor)
                     found.append((key, id(value), version_of(value) if is_tensor else len(value)))
         return found
 
     def _skeleton_state(self) -> list[Any]:
         """Plain attributes of the modules between units, ``training`` among them."""
+        kinds = (int, float, bool, str, type(None))
         return [
-            (key, repr(value) if isinstance(value, float) else value)
+            (key, value)
             for module in self._skeleton
             for key, value in module.__dict__.items()
-            if isinstance(value, PLAIN)
+            if type(value) in kinds
         ]
 
     # Blocks.
