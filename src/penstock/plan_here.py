@@ -186,6 +186,12 @@ def problem_under(constraints: Constraints, own: PlanningProblem) -> PlanningPro
     )
 
 
+def slowed_problem(problem: PlanningProblem, plan: Plan) -> PlanningProblem:
+    """The problem with devices that are `slowed` as in the steps of ``plan``."""
+    cluster = slowed(problem.cluster, problem.profile, len(plan.ranks))
+    return replace(problem, cluster=cluster, memory_reserve=0.0)  # its devices have less already
+
+
 def found_plan(problem: PlanningProblem, planner: str) -> tuple[Plan, str]:
     """The plan of a problem, and a line: what it takes, and the best plan of the other kind.
 
@@ -201,9 +207,7 @@ def found_plan(problem: PlanningProblem, planner: str) -> tuple[Plan, str]:
         return seconds
 
     def seconds_words(plan: Plan) -> str:
-        cluster = slowed(problem.cluster, problem.profile, len(plan.ranks))
-        at = replace(problem, cluster=cluster, memory_reserve=0.0)
-        return seconds_text(make_score(at)(plan))
+        return seconds_text(make_score(slowed_problem(problem, plan))(plan))
 
     plan = find_plan(problem, planner, noted)
     words = [f"plan: {plan_words(plan, 'rank')}", f"predicted {seconds_words(plan)} a step"]

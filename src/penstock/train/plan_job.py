@@ -6,13 +6,12 @@ from functools import partial
 from penstock.cluster.cluster import Cluster
 from penstock.costs.sharding import with_sharding
 from penstock.errors import BadInput, Infeasible
-from penstock.measure.machine_load import slowed
 from penstock.plan.ordering import schedule_refusal, updates_per_batch
 from penstock.plan.pins import read_pin
 from penstock.plan.plan import Plan, parallel_words, plan_words
 from penstock.plan.problem import PlanningProblem
 from penstock.plan.side_by_side import pipelines_in
-from penstock.plan_here import problem_under
+from penstock.plan_here import problem_under, slowed_problem
 from penstock.planners.find_plan import TimeLimit, find_plan
 from penstock.planners.tensor_groups import on_groups, on_ranks, without_groups
 from penstock.profile.model_profile import ModelProfile
@@ -122,10 +121,9 @@ def predict_iteration(job: Job, plan: Plan, problem: PlanningProblem) -> Predict
     Without a flush it is the time in the steady state. Where pipelines train alone, it has its
     share of a meeting. With ``accumulate``, replicas are summed only after the last batch; here
     that is counted for each. Its devices are the workers, also where the plan has tensor groups.
-    They are `slowed` as while the profile was measured.
+    They are as slow as other programs and waits for the slowest make them (`slowed_problem`).
     """
-    cluster = slowed(problem.cluster, problem.profile, len(plan.ranks))
-    problem = replace(problem, cluster=cluster)
+    problem = slowed_problem(problem, plan)
     place = "host" if job.constraints.state_on == "host" else plan.state_on
     grouped, own = on_groups(plan, problem.with_state_on(place))
     whole = without_groups(grouped)
