@@ -6,6 +6,7 @@ import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from torch.optim import SGD, AdamW
 
 from penstock import BadInput, Constraints, Infeasible, Pipeline, Plan, capture_model
 from penstock.plan.json_file import write_plan
-from penstock.plan_here import state_of
+from penstock.plan_here import load_here, state_of
 from penstock.runtime.processes import refusals
 from penstock.runtime.processes.launch import launch_workers
 from penstock.runtime.processes.store import serve_store
@@ -259,3 +260,16 @@ def test_a_pipeline_with_a_plan_loads_neither_measurements_nor_planners() -> Non
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
     )
     assert found.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(("granted", "load"), [([2, 1, 2, 2, 9], 1.0), ([1, 1, 1, 1, 9], 0.0)])
+def test_a_rank_with_a_quota_of_its_own_is_slow_on_a_host_of_more_cores(
+    monkeypatch: pytest.MonkeyPatch, granted: list[int], load: float
+) -> None:
+    """Rank 1 of four on a host runs for a quarter of the time: half of what two cores give each."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    monkeypatch.setattr("penstock.plan_here.core_seconds", lambda: (2.0, 4.0))
+    world: Any = SimpleNamespace(
+        rank=1, size=5, hosts=("here",) * 4 + ("there",), all_gather=lambda own: granted
+    )
+    assert load_here(world, (1.0, 1.0)) == load

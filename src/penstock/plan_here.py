@@ -269,9 +269,14 @@ def costs_of_ranks(world: World, measured: Callable[[Cluster], ModelProfile]) ->
 
 
 def load_here(world: World, start: tuple[float, float]) -> float:
-    """The share by which work of this rank took longer since ``start``, for other programs."""
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
-    return other_load(start, core_seconds(), here, usable_cores())
+    """The share by which work of this rank took longer since ``start``, for other programs.
+
+    All ranks must call this: a rank that alone has a quota is slow on a host of as many cores.
+    """
+    end, here = core_seconds(), int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
+    granted = zip(world.hosts, world.all_gather(usable_cores()), strict=True)
+    cores = max(own for host, own in granted if host == world.hosts[world.rank])
+    return other_load(start, end, here, cores)
 
 
 def measured_pairs(world: World) -> tuple[list[Member], dict[tuple[int, int], MeasuredLink]]:

@@ -88,7 +88,8 @@ def test_hosts_get_the_medians_of_their_pairs_and_ports_those_between_hosts() ->
 
 def test_processes_that_share_a_processor_share_its_memory_and_cores() -> None:
     figures = {(i, j): MeasuredLink(1e-5, 1e9) for i in range(4) for j in range(i + 1, 4)}
-    (host,) = cluster_of([member("a")] * 4, figures).hosts
+    with_quota = replace(member("a"), cores=1)
+    (host,) = cluster_of([with_quota, *[member("a")] * 3], figures).hosts
     assert host.full_speed_devices == 2
     assert [device.memory_bytes for device in host.devices] == [2e9] * 4
 

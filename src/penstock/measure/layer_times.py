@@ -58,6 +58,11 @@ class PassSeconds:
     backward_input_s: float = 0.0
     backward_weight_s: float = 0.0
 
+    @property
+    def work_s(self) -> float:
+        """The seconds of forward and backward."""
+        return self.forward_s + self.backward_s
+
     def halves(self) -> tuple[float, float]:
         """The seconds of a whole backward, divided in the ratio of the separately timed halves.
 
@@ -358,7 +363,7 @@ def layer_times(
     measured: dict[Hashable, list[PassSeconds]] = {}
     for index, work in enumerate(works):
         times = [turn.layers[index] for turn in turns]
-        spread.add([t.forward_s + t.backward_s for t in times])
+        spread.add([t.work_s for t in times])
         measured.setdefault(work, []).extend(times)
     alone = [median_times(measured[work]) for work in works]
     if not turns[0].models:
@@ -405,7 +410,7 @@ def variation_of(series: Sequence[Sequence[Turn]]) -> float:
     found: list[float] = []
     for turns in series:
         if len(turns) > 1 and turns[0].models:
-            seconds = [turn.models[0].forward_s + turn.models[0].backward_s for turn in turns]
+            seconds = [turn.models[0].work_s for turn in turns]
             found.append((stdev(seconds) / mean(seconds)) ** 2)
     return mean(found) ** 0.5 if found else 0.0
 
@@ -425,7 +430,7 @@ def until_steady(once: Callable[[], Turn], repeats: int) -> list[Turn]:
     once()
     turns = [once() for _ in range(repeats)]
     while 1 < len(turns) < MOST_REPEATS * repeats:
-        seconds = [turn.models[0].forward_s + turn.models[0].backward_s for turn in turns]
+        seconds = [turn.models[0].work_s for turn in turns]
         if stdev(seconds) <= STEADY * mean(seconds) * len(turns) ** 0.5:
             break
         turns.append(once())
@@ -460,7 +465,7 @@ def time_statistics(
             own = time_stages(model, leaves, settings)
             with NormWithoutMessages():
                 shared = time_stages(model, leaves, settings)
-            more_s.append(shared.forward_s + shared.backward_s - own.forward_s - own.backward_s)
+            more_s.append(shared.work_s - own.work_s)
     return max(0.0, median(more_s[1:])) / (2 * norms)
 
 

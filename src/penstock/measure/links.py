@@ -373,7 +373,8 @@ def cluster_of(members: list[Member], measured: dict[tuple[int, int], MeasuredLi
     for name, group in ranks.items():
         inside = [f for (i, j), f in measured.items() if i in group and j in group]
         port = [f for (i, j), f in measured.items() if (i in group) != (j in group)]
-        sharing, cores = Counter(members[rank].identity for rank in group), members[group[0]].cores
+        sharing = Counter(members[rank].identity for rank in group)
+        cores = max(members[rank].cores for rank in group)  # a rank may have a quota of its own
         slowed = median([f.crowded for f in inside if f.crowded] or [1.0])
         beside = slowed if slowed >= CROWDED else 1.0  # while all neighbours send
         # Between ranks that share a CPU or a GPU messages go through memory.

@@ -3,8 +3,10 @@
 from typing import Any
 
 import pytest
+import torch
 from runtime.gradients.gradient_cases import accumulated, sharded_against_unsharded, smaller_cases
 
+from penstock.runtime.gradients.buckets import square_sum
 from penstock.runtime.processes.launch import launch_workers
 
 Found = tuple[dict[str, Any], ...]
@@ -82,3 +84,11 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(smaller: Found) -> None:
         assert [(*row[:3], pytest.approx(row[3])) for row in expected] == metrics
         if rank < 3:
             assert found["overflow"]["kept"] == [row[1] for row in expected]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_norm_of_millions_of_numbers_is_exact(dtype: torch.dtype) -> None:
+    """Added one after another in float32, squares of 8 million numbers lose 0.03 % of their sum."""
+    numbers = torch.randn(8_000_001, generator=torch.Generator().manual_seed(1)).to(dtype)
+    expected = float(numbers.double().square().sum())
+    assert float(square_sum(numbers)) == pytest.approx(expected, rel=1e-5)

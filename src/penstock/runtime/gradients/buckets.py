@@ -167,9 +167,7 @@ class GradientBucket:
         if not_counted:
             counted = [p.grad for p in self.parameters if p not in not_counted]
             parts = [gradient for gradient in counted if gradient is not None] or [self.flat[:0]]
-        kind = sum_dtype(self.flat.dtype)
-        norms = [torch.linalg.vector_norm(part, dtype=kind) for part in parts]
-        return torch.stack(norms).double().square().sum()
+        return torch.stack([square_sum(part) for part in parts]).sum()
 
 
 def bucket_parts(
@@ -230,6 +228,22 @@ def views_into(
     """Each parameter with its part of ``flat``, in its shape."""
     parts = flat.split([parameter.numel() for parameter in parameters])
     return ((p, part.view(p.shape)) for p, part in zip(parameters, parts, strict=True))
+
+
+ROW = 1 << 14
+"""Numbers that are squared and added in their own type; the sums of rows are added in float64."""
+
+
+def square_sum(numbers: torch.Tensor) -> torch.Tensor:
+    """The sum of squares, in float64, without a copy.
+
+    A CPU adds the numbers one after another: in float32 the norm of 20 million is 0.1 % too small.
+    """
+    flat, kind = numbers.flatten(), sum_dtype(numbers.dtype)
+    whole = len(flat) // ROW * ROW
+    rows = torch.linalg.vector_norm(flat[:whole].view(-1, ROW), dim=1, dtype=kind)
+    rest = torch.linalg.vector_norm(flat[whole:], dtype=kind)
+    return rows.double().square().sum() + rest.double().square()
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
