@@ -110,6 +110,13 @@ def test_a_rank_that_gets_half_of_a_core_has_half_the_speed(loads: tuple[float, 
     assert found.other_load == 0.1
 
 
+def test_a_host_with_other_programs_is_slower_than_the_others() -> None:
+    ranks = [replace(of_layers("cpu", 1.0), other_load=load) for load in (0.1, 0.0, 1.2, 1.2)]
+    found, measured = profile_and_speeds(ranks, hosts_of(["cpu"] * 2, ["cpu"] * 2))
+    assert speeds_in(measured) == [1.0, 1.0, 0.5, 0.5]
+    assert found.other_load == 0.0
+
+
 def test_cpu_ranks_of_a_host_have_one_speed() -> None:
     alone = [of_layers("cpu", 1.0), of_layers("cpu", 3.0)]
     found, measured = profile_and_speeds(alone, hosts_of(["cpu"] * 2))

@@ -33,8 +33,8 @@ def profile_and_speeds(
 
     The usual device is of the most common kind, and in the middle of its kind. The profile is the
     median over the ranks that compute like it. CPU ranks of one host share its cores, so they have
-    one speed, except a rank that clearly waits longer for a core than the others, because of a
-    quota or of programs that are bound to the same core.
+    one speed, except ranks that clearly wait longer for a core than the usual one, because of a
+    quota, or of other programs on their core or host.
     """
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for rank, profile in enumerate(profiles):
@@ -50,11 +50,12 @@ def profile_and_speeds(
     by_seconds = sorted(ranks, key=lambda rank: together[rank].whole_s)
     usual = together[by_seconds[(len(ranks) - 1) // 2]]
     speeds = [layer_speeds(usual, together[rank]) for rank in range(len(profiles))]
+    usual_load = median_low(profiles[rank].other_load for rank in ranks)
     found = with_speeds(
         cluster,
         [
-            middle(of_layers, 0.5) * (1 + together[rank].other_load) / (1 + own.other_load)
-            for rank, (of_layers, own) in enumerate(zip(speeds, profiles, strict=True))
+            middle(of_layers, 0.5) * (1 + usual_load) / (1 + own.other_load)
+            for of_layers, own in zip(speeds, profiles, strict=True)
         ],
     )
     equal = [rank for rank in ranks if found.devices[rank].speed == 1.0]
