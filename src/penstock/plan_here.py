@@ -188,7 +188,7 @@ def problem_under(constraints: Constraints, own: PlanningProblem) -> PlanningPro
 
 def slowed_problem(problem: PlanningProblem, plan: Plan) -> PlanningProblem:
     """The problem with devices that are `slowed` as in the steps of ``plan``."""
-    cluster = slowed(problem.cluster, problem.profile, len(plan.ranks))
+    cluster = slowed(problem.cluster, problem.profile, plan.ranks)
     return replace(problem, cluster=cluster, memory_reserve=0.0)  # its devices have less already
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.cluster.cluster import Cluster
+from penstock.cluster.cluster import Cluster, Device, Host
 from penstock.machine import core_seconds
 from penstock.measure import clock
 from penstock.measure.machine_load import Spread, other_load, slowed
@@ -45,10 +45,21 @@ def test_ranks_that_vary_wait_for_the_slowest_of_them(
     """The mean of the largest of normal numbers is known from tables, in deviations."""
     varied = replace(small_profile, variation=0.1, other_load=0.5)
     for before, after in zip(
-        small_cluster.devices, slowed(small_cluster, varied, ranks).devices, strict=True
+        small_cluster.devices, slowed(small_cluster, varied, range(ranks)).devices, strict=True
     ):
         slower = 1.5 * (1 + 0.1 * above_mean)
         assert after == replace(before, speed=pytest.approx(before.speed / slower, rel=0.005))
+
+
+@pytest.mark.parametrize(("ranks", "slower"), [((0, 1, 2), 4 / 3), ((0, 2), 1.5), ((1,), 1.0)])
+def test_fewer_ranks_lose_a_larger_part_of_cores_that_they_share(
+    small_profile: ModelProfile, ranks: tuple[int, ...], slower: float
+) -> None:
+    """Three ranks were measured on two cores beside one busy program."""
+    host = Host("two cores", (Device("cpu", 1e9),) * 3, 1e9, full_speed_devices=2)
+    busy = replace(small_profile, other_load=1 / 3)
+    found = slowed(Cluster("one", (host,)), busy, ranks).devices
+    assert [device.speed for device in found] == pytest.approx([1 / slower] * 3)
 
 
 @pytest.mark.parametrize(

@@ -49,13 +49,21 @@ def other_load(
     return max(0.0, (1 + waited_s / ran_s) / max(1.0, workers / cores) - 1)
 
 
-def slowed(cluster: Cluster, profile: ModelProfile, ranks: int) -> Cluster:
-    """The cluster with devices as slow as in the steps of ``ranks`` ranks.
+def slowed(cluster: Cluster, profile: ModelProfile, ranks: Sequence[int]) -> Cluster:
+    """The cluster with devices as slow as in the steps of ``ranks``.
 
-    Other programs slow all of them down as while the profile was measured. And in each step ranks
-    wait for the slowest of them, whose seconds are those expected of the largest of ``ranks``
-    normal numbers. (G. Blom, Statistical Estimates and Transformed Beta-Variables, 1958.)
+    Other programs slow them down as while all ranks were measured. If a host has fewer cores than
+    ranks, these share them evenly with the programs, and fewer ranks lose a larger part. And in
+    each step ranks wait for the slowest of them, whose seconds are those expected of the largest of
+    as many normal numbers. (G. Blom, Statistical Estimates and Transformed Beta-Variables, 1958.)
     """
-    above_mean = NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
-    slower = (1 + profile.other_load) * (1 + above_mean * profile.variation)
-    return with_devices(cluster, lambda one: replace(one, speed=one.speed / slower))
+    above_mean = NormalDist().inv_cdf((len(ranks) - 0.375) / (len(ranks) + 0.25))
+    speeds: list[float] = []
+    for host, device in zip(cluster.host_index, cluster.devices, strict=True):
+        busy = sum(cluster.host_index[rank] == host for rank in ranks)
+        cores, measured = cluster.slowing_hosts.get(host, 0), len(cluster.hosts[host].devices)
+        others = profile.other_load * (measured if cores else busy)
+        beside = max(1.0, (busy + others) / max(cores, busy, 1))
+        speeds.append(device.speed / beside / (1 + above_mean * profile.variation))
+    own = iter(speeds)
+    return with_devices(cluster, lambda one: replace(one, speed=next(own)))
