@@ -250,7 +250,7 @@ class TrainedPart:
     def _compare(self) -> None:
         """Print a line if the steps until now are far from the prediction, and why that is."""
         world, part = self._run.world, self._part
-        loads = world.all_gather(load_here(world, self._start))
+        loads = world.all_gather(load_here(world, self._start, part.plan.ranks))
         measured_s = median(self._steady)
         if part.by_length or not part.step_s or abs(part.step_s / measured_s - 1) < LARGEST_ERROR:
             return
