@@ -6,7 +6,7 @@
 A case is a task, an optimizer and a number of stages. Every method gets the same tuning effort:
 each learning rate of the grid with one seed, then its best, and that of synchronous training, with
 all seeds. Finished runs are kept in ``--runs`` (a line of JSON each) and not run again, so an
-interrupted benchmark goes on where it stopped; the summary is written to ``--out``.
+interrupted benchmark continues where it stopped; the summary is written to ``--out``.
 """
 
 import argparse

@@ -172,7 +172,7 @@ def summary() -> str:
 
 
 def main() -> None:
-    """Print the table, and write it where that is asked for."""
+    """Print the table, and write it with ``--write``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="write docs/benchmarks/predictions.md")
     made = table()

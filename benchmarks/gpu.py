@@ -125,7 +125,7 @@ def run_parts(parts: Sequence[Part], setting: Setting, run: Callable[..., list[R
 
 
 def main() -> int:
-    """Run what is asked for; the number of rows that fail."""
+    """Run the chosen parts; the number of rows that fail."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--part", choices=["1", "2"], help="one half (default: both)")
     parser.add_argument("--only", nargs="*", default=[], metavar="PART")

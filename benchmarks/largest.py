@@ -161,7 +161,7 @@ def regret(layouts: list[dict[str, Any]]) -> float:
 
 
 def layouts_table(runs: list[dict[str, Any]]) -> str:
-    """How the layouts of each model are ranked."""
+    """The ranks of the layouts of each model."""
 
     def words(run: dict[str, Any]) -> str:
         return f"{run['plan'].partition(',')[0]}, {run['micro_batch']}"
@@ -188,12 +188,12 @@ def error_of(run: dict[str, Any]) -> float:
 
 
 def is_within(run: dict[str, Any]) -> bool:
-    """Whether the prediction is near enough."""
+    """Return whether the prediction is near enough."""
     return abs(error_of(run)) <= WITHIN
 
 
 def counts(runs: list[dict[str, Any]]) -> str:
-    """How many runs that judge are within the limit, in words."""
+    """The number of runs within the limit, of those that judge, in words."""
     asked = [run for run in runs if run["judges"] and run["published_s"]]
     large = [run for run in asked if run["gpus"] > MOST_GPUS_OF_SMALL]
     return (
@@ -203,7 +203,7 @@ def counts(runs: list[dict[str, Any]]) -> str:
 
 
 def layout_counts(runs: list[dict[str, Any]]) -> str:
-    """How well layouts are ranked, and how often memory is right, in words."""
+    """The quality of layouts' ranks, and how often memory is right, in words."""
     groups = layout_groups(runs).values()
     lost = [regret(own) for own in groups]
     full = [run for run in runs if not run["published_s"]]
@@ -219,7 +219,7 @@ def layout_counts(runs: list[dict[str, Any]]) -> str:
 
 
 def planning_table(rows: list[dict[str, Any]]) -> str:
-    """How long each planner took, and the time of its plan."""
+    """Seconds of each planner, and the time of its plan."""
     lines = [
         "| run | devices | planner | CPU | peak memory | its plan | predicted | over published |",
         "|---|--:|---|--:|--:|---|--:|--:|",

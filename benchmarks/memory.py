@@ -54,7 +54,7 @@ def plan_for(layers: int, rows: int, micro_batches: int, schedule: str, recomput
 
 
 def rows_of_job(name: str, cases: list[tuple[str, str]]) -> list[Row]:
-    """What a rank finds; every rank runs this."""
+    """The figures of a rank; every rank runs this."""
     dist.init_process_group("gloo")
     job = find_job(name)
     graph, batch = build_and_capture(job), job.example_batch()

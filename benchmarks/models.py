@@ -1,4 +1,4 @@
-"""Which architectures can be trained in stages, judged against the plain module.
+"""Architectures that can be trained in stages, judged against the plain module.
 
     python benchmarks/models.py [--heads causal,vision] [--only NAME ...] [--sample N] [--again]
     python benchmarks/models.py --families    # one model of each family of torchvision and timm
@@ -10,7 +10,7 @@ version with random weights, run eagerly, captured, cut into three stages and tr
 of two micro-batches in one process (`transport="in-process"`); the loss and every gradient are
 compared with those of the user's own module on the whole batch. Each is judged in a process of its
 own, with limits on CPU seconds and memory. Rows are written to the JSON as they come; what is there
-is not judged again unless `--again` or `--only` asks for it.
+is not judged again except with `--again` or `--only`.
 """
 
 import argparse
@@ -134,7 +134,7 @@ def save(path: Path, rows: Mapping[str, dict[str, Any]]) -> None:
 
 
 def chosen(arguments: argparse.Namespace) -> list[tuple[str, str]]:
-    """Names and heads that are asked for."""
+    """Names and heads to judge."""
     if arguments.families:
         from families import registered_families
 
@@ -185,7 +185,7 @@ def write_page(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def main() -> int:
-    """Run what is asked for."""
+    """Judge the chosen architectures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
     parser.add_argument("--sample", type=int, default=0, metavar="N")

@@ -91,7 +91,7 @@ def winner_cell(row: dict[str, Any]) -> str:
 
 
 def counts_table(claims: list[dict[str, Any]]) -> str:
-    """How many claims of each paper have which verdict."""
+    """The number of claims of each paper with each verdict."""
     heads = ("reproduced", "with another input", *VERDICTS[2:5], "not published")
     lines = [f"| paper | {' | '.join(heads)} |", "|---" + "|--:" * len(heads) + "|"]
     for paper in dict.fromkeys(claim["paper"] for claim in claims):

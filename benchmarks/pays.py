@@ -1,4 +1,4 @@
-"""Where a plan pays: unequal models and machines, beside what their users would run instead.
+"""Cases in which a plan pays: unequal models and machines, beside what users would run instead.
 
     python benchmarks/pays.py --only CASE --write    # five rounds of a case, about eight minutes
     python benchmarks/pays.py                        # the table of what was recorded
@@ -132,7 +132,7 @@ def shown(found: dict[str, float]) -> str:
 
 
 def faults(rows: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """What does not hold: rows that are missing or old, and goals missed without a known cause."""
+    """Reasons to fail: rows that are missing or old, and goals missed without a known cause."""
     from unequal_cases import CASES
 
     causes = tomllib.loads(CAUSES.read_text(encoding="utf-8")) if CAUSES.exists() else {}
@@ -152,7 +152,7 @@ def faults(rows: dict[str, dict[str, Any]]) -> Iterator[str]:
 
 
 def changed_since(commit: str) -> bool:
-    """Whether code that a row depends on has changed since its commit."""
+    """Return whether code that a row depends on has changed since its commit."""
     packages = [f"src/penstock/{package}" for package in MEASURED]
     command = ["git", "-C", str(ROOT), "diff", "--quiet", commit, "--", *packages]
     return subprocess.run(command, check=False).returncode != 0

@@ -69,7 +69,7 @@ def pairs_of(arguments: argparse.Namespace) -> list[str]:
 
 
 def machine() -> dict[str, object]:
-    """Where and when."""
+    """Machine and date."""
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"],
         cwd=HERE,
@@ -107,7 +107,7 @@ def write_rows(out: Path, rows: dict[str, dict[str, Any]]) -> list[dict[str, Any
 
 
 def merged(before: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
-    """A row with what was asked of it before and is not asked now."""
+    """A row with the answers that it had before and does not get now."""
     if "every_schedule" in row:
         asked = {"every_schedule": row["every_schedule"] | {"machine": row["machine"]}}
         return before | asked if "answers" in before else before
@@ -147,7 +147,7 @@ def ask_random(seed: int, count: int, jobs: int, out: Path) -> int:
 
 
 def main() -> int:
-    """Run what is asked for; write JSON and Markdown after every row."""
+    """Plan the chosen rows; write JSON and Markdown after every row."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="four rows")
     parser.add_argument("--only", default="", metavar="MODEL:CLUSTER", help="either may be empty")
@@ -159,7 +159,7 @@ def main() -> int:
     )
     parser.add_argument("--random", type=int, metavar="SEED", help="problems drawn from a seed")
     parser.add_argument("--count", type=int, default=60, help="how many of them")
-    parser.add_argument("--jobs", type=int, default=2, help="how many are asked at a time")
+    parser.add_argument("--jobs", type=int, default=2, help="rows at a time")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--row", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""How much the runtime costs, beside torch.distributed.pipelining in the same processes.
+"""Overhead of the runtime, beside torch.distributed.pipelining in the same processes.
 
     python benchmarks/runtime.py --quick --json
     python benchmarks/runtime.py [--only PART] [--out results.json]
@@ -42,7 +42,7 @@ PARTS = (
 
 
 def main() -> None:
-    """Measure what is asked for; print tables, or with ``--json`` one object."""
+    """Measure the given parts; print tables, or with ``--json`` one object."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="overhead only, in few rounds")
     parser.add_argument("--only", choices=PARTS, help="one part")
@@ -158,7 +158,7 @@ def table(part: str, rows: list[dict[str, Any]]) -> list[str]:
 
 
 def machine() -> dict[str, object]:
-    """Where and when."""
+    """Machine and date."""
     return {
         "date": strftime("%Y-%m-%d %H:%M"),
         "processor": processor_name(),

@@ -1,4 +1,4 @@
-"""How fast the simulator is: playing orders, scoring plans.
+"""Speed of the simulator: playing orders, scoring plans.
 
     python benchmarks/simulator.py [--json] [--out results.json] [--only PART]
 
@@ -20,7 +20,7 @@ NAMES = ("playing", "scoring")
 
 
 def main() -> None:
-    """Measure what is asked for; print tables or JSON, write the results."""
+    """Measure the given parts; print tables or JSON, write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=NAMES, help="one part")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")

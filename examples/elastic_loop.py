@@ -1,4 +1,4 @@
-"""A loop that goes on when torchrun starts its ranks again, as many as there are then.
+"""A loop that continues when torchrun starts its ranks again, as many as there are then.
 
 python examples/elastic_loop.py RUN              (once: measures the model)
 torchrun --nproc-per-node 4 --max-restarts 3 examples/elastic_loop.py RUN 3
@@ -27,7 +27,7 @@ graph = penstock.capture_model(model, example, loss=nn.functional.cross_entropy)
 
 
 def plan(ranks):
-    """Called on rank 0 only, if there is no plan for so many ranks yet."""
+    """Called on rank 0 only, if there is no plan for this number of ranks yet."""
     profile = penstock.read_profile(run / "profile.json")
     cluster = penstock.read_cluster(run / "cluster.toml")
     return penstock.plan_pipeline(

@@ -33,7 +33,7 @@ class Classifier(lightning.LightningModule):
         return loss
 
     def validation_step(self, batch, batch_idx):
-        """What callbacks follow."""
+        """Log the figures that callbacks follow."""
         x, y = batch
         logits = self(x)
         self.log("val_loss", nn.functional.cross_entropy(logits, y))

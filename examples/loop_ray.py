@@ -19,7 +19,7 @@ from penstock.plan.plan import Plan, Stage
 
 
 def train_loop(config):
-    """What each worker runs; Ray has made the process group, which the pipeline uses."""
+    """The program of each worker; Ray has made the process group, which the pipeline uses."""
     torch.manual_seed(0)
     points = torch.randn(320, 16)
     classes = (points[:, :8].sum(1) > points[:, 8:].sum(1)).long()

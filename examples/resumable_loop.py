@@ -1,4 +1,4 @@
-"""A loop with metrics, callbacks and checkpoints that goes on exactly where it was stopped.
+"""A loop with metrics, callbacks and checkpoints that continues exactly where it was stopped.
 
 torchrun --nproc-per-node 2 examples/resumable_loop.py 3 checkpoints
 """

@@ -4,6 +4,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -262,14 +263,23 @@ def test_a_pipeline_with_a_plan_loads_neither_measurements_nor_planners() -> Non
     assert found.stdout == "[]\n"
 
 
-@pytest.mark.parametrize(("granted", "load"), [([2, 1, 2, 2, 9], 1.0), ([1, 1, 1, 1, 9], 0.0)])
+@pytest.mark.parametrize(
+    ("granted", "ranks", "load"),
+    [
+        ([2, 1, 2, 2, 9], range(5), 1.0),
+        ([1, 1, 1, 1, 9], range(5), 0.0),
+        ([2, 1, 2, 2, 9], (0, 1, 4), 3.0),
+    ],
+)
 def test_a_rank_with_a_quota_of_its_own_is_slow_on_a_host_of_more_cores(
-    monkeypatch: pytest.MonkeyPatch, granted: list[int], load: float
+    monkeypatch: pytest.MonkeyPatch, granted: list[int], ranks: Sequence[int], load: float
 ) -> None:
-    """Rank 1 of four on a host runs for a quarter of the time: half of what two cores give each."""
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    """Rank 1 of four on a host runs for a quarter of the time: half of what two cores give each.
+
+    Where only two of them compute, each could have a core, and all waits are for other programs.
+    """
     monkeypatch.setattr("penstock.plan_here.core_seconds", lambda: (2.0, 4.0))
     world: Any = SimpleNamespace(
         rank=1, size=5, hosts=("here",) * 4 + ("there",), all_gather=lambda own: granted
     )
-    assert load_here(world, (1.0, 1.0)) == load
+    assert load_here(world, (1.0, 1.0), ranks) == load

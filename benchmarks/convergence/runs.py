@@ -1,4 +1,4 @@
-"""One training of one method: what is asked, how it is run, what comes out."""
+"""One training of one method: its settings, its run, its result."""
 
 import json
 from collections import deque
@@ -26,7 +26,7 @@ from penstock.train.optimizers import learning_rate_schedule, optimizer_factory
 
 EVALUATIONS = 20
 AVERAGED = 3
-"""The last so many evaluations make a run's final score."""
+"""The number of last evaluations that make a run's final score."""
 
 WARM_UP_SHARE = 0.05
 FOLLOW_EVERY = 10
@@ -57,7 +57,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What came of it; ``curve`` has (samples, held-out loss, accuracy) from the first on.
+    """The result; ``curve`` has (samples, held-out loss, accuracy) from the first on.
 
     ``errors[stage]`` is the root mean square of predicted and of stale weights against the weights
     that came, ``differences[stage]`` the mean number of updates between forward and backward, and
@@ -145,14 +145,14 @@ def plan_of(asked: Asked, task: Task) -> Plan:
 
 
 def measured_costs(task: str, stages: int) -> tuple[StageCost, ...]:
-    """What a forward and a backward of every stage have taken."""
+    """Measured seconds of a forward and a backward of every stage."""
     found = json.loads(MEASURED.read_text())["tasks"][f"{task}/{stages}"]
     passes_s = zip(found["forward_s"], found["backward_s"], strict=True)
     return tuple(StageCost(forward_s, backward_s, 0.0) for forward_s, backward_s in passes_s)
 
 
 def leads_of(asked: Asked) -> tuple[tuple[int, ...], ...]:
-    """How many updates ahead each stage predicts, for forwards and for backwards; or nothing."""
+    """The updates by which each stage predicts ahead, for forwards and backwards; or none."""
     plan = plan_of(asked, TASKS[asked.task])
     rule = FAMILIES[plan.schedule].make(plan.shape()).weights
     return () if rule.prediction == "none" else (rule.forward_lead, rule.backward_lead)

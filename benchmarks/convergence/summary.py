@@ -1,4 +1,4 @@
-"""What the runs of a case come to: means, confidence intervals, samples to a loss, break-even."""
+"""Results of the runs of a case: means, confidence intervals, samples to a loss, break-even."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from runs import Asked, leads_of
 from scipy.stats import t as student
 
 GOAL_SHARE = 0.6
-"""Methods are asked for the loss that synchronous training has after this share of its samples."""
+"""Methods must reach the loss that synchronous training has after this share of its samples."""
 
 CONFIDENCE = 0.95
 
@@ -35,7 +35,7 @@ class Case:
         return f"{self.task}/{self.optimizer}/{self.stages}"
 
     def holds(self, asked: Asked) -> bool:
-        """Whether a run belongs here."""
+        """Return whether a run belongs here."""
         return (asked.task, asked.optimizer, asked.stages) == (
             self.task,
             self.optimizer,
@@ -73,7 +73,7 @@ Curve = list[tuple[int, float, float]]
 
 
 def methods_of(case: Case) -> tuple[str, ...]:
-    """What is compared; texts take long, so the second version of SpecTrain is left out there.
+    """Methods to compare; texts take long, so the second version of SpecTrain is left out there.
 
     SpecTrain with the leads of measured costs is there where no other row has those leads.
     """
@@ -85,7 +85,7 @@ def methods_of(case: Case) -> tuple[str, ...]:
 
 
 def leads_in(case: Case, method: str) -> tuple[tuple[int, ...], ...]:
-    """How many updates ahead a method's stages predict."""
+    """The updates by which a method's stages predict ahead."""
     return leads_of(Asked(case.task, case.optimizer, method, case.stages, 0.0, 0, 0))
 
 

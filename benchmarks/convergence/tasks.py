@@ -54,7 +54,7 @@ class Task:
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
     def score(self, modules: list[nn.Module]) -> Score:
-        """How well ``modules``, in order, do on the held-out samples."""
+        """Scores of ``modules``, in order, on the held-out samples."""
         inputs, target = self.held_out()
         with torch.no_grad():
             hidden = inputs

@@ -1,4 +1,4 @@
-"""What not flushing gains in throughput, simulated: SpecTrain's four devices, links of every speed.
+"""Throughput gained without flushes, simulated: SpecTrain's four devices, links of every speed.
 
     python benchmarks/convergence/throughput.py [--out throughput.json]
 
@@ -153,7 +153,7 @@ def asynchronous(layers: int, schedule: str, stages: int, replicas: int) -> Plan
 def judged(
     model: Model, plan: Plan, link_gb_per_s: float, options: Mapping[str, Any] = OPTIONS
 ) -> Prediction:
-    """What the simulator says of a plan."""
+    """The simulated figures of a plan."""
     return simulate_plan(plan, model.of(plan), cluster_with(link_gb_per_s), **options)
 
 
@@ -204,7 +204,7 @@ def best_synchronous(model: Model, link_gb_per_s: float) -> dict[str, Any]:
 
 
 def table_of(rows: list[dict[str, Any]]) -> str:
-    """What `spectrain` takes for an update, and its speed over that of each baseline."""
+    """Seconds of an update of `spectrain`, and its speed over that of each baseline."""
     lines = [
         "| model | links | `spectrain`, an update | stages x replicas | over data parallelism "
         "| over no pipelining | over GPipe | over `pipedream` | over the best synchronous | is |",

@@ -60,7 +60,7 @@ def receives_before_first_launches(setting: Setting) -> Iterator[Row]:
 
 
 def judged(order: str, taken_s: float, setting: Setting) -> Row:
-    """Whether an order was stuck; the first is not one of Penstock's, and says if they can be."""
+    """The row of an order; the first is not one of Penstock's, and shows that one can be stuck."""
     if order == ORDERS[0]:
         seen = "stuck" if taken_s > STUCK_S else "not stuck"
         row = told("1.5", f"{order}, which nothing does", seen, seconds=taken_s)

@@ -138,7 +138,7 @@ SUBJECTS = {
 
 
 def judge(subject: Subject, *, small: bool) -> dict[str, Any]:
-    """What is found of a model."""
+    """The findings of a model."""
     gc.collect()  # what the model before has left on the device
     torch.manual_seed(0)
     model, make_batch = subject.make(small)
@@ -241,7 +241,7 @@ def estimates_and_predictions(setting: Setting) -> Iterator[Row]:
 
 
 def rows_of(name: str, subject: Subject, found: dict[str, Any], setting: Setting) -> Iterator[Row]:
-    """What was found of a model, against the bars."""
+    """The findings of a model, against the bars."""
     ratios = ("estimate_median", MEDIAN_BAR), ("estimate_worst", WORST_BAR)
     for key, bar in ratios:
         words = key.replace("_", " of the ") + " layer"

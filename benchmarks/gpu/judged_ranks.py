@@ -42,7 +42,7 @@ def here(stand_in: bool, device: str) -> str:
 
 
 def as_one_process(cases: Sequence[Case], device: str, stand_in: bool) -> dict[str, list[str]]:
-    """What is wrong in each case on this rank."""
+    """Faults in each case on this rank."""
     found = play(cases, here(stand_in, device))
     return {str(case): wrong for case, wrong in found.items()}
 
@@ -162,7 +162,7 @@ def failing_rank(failure: str, device: str, stand_in: bool) -> None:
 
 
 def fail(failure: str, device: str) -> None:
-    """End, wait for ever, or ask for more memory than there is."""
+    """End, wait for ever, or request more memory than there is."""
     match failure:
         case "is killed":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -173,7 +173,7 @@ def fail(failure: str, device: str) -> None:
 
 
 def ends_with_the_cause(failure: str, setting: Setting, device: str = "cuda:0") -> Row:
-    """How long it takes until all have ended, with a message that names the rank and why."""
+    """Seconds until all have ended, with a message that names the rank and why."""
     words = {"is killed": "SIGKILL", "runs out of memory": "memory", "is stopped": "stop"}
     start_s = perf_counter()
     try:

@@ -74,7 +74,7 @@ LIMITS_OF_THE_STAND_IN = (
     '_cpu" not implemented',  # an operator that only GPUs have for a type
     "index_add_",  # indices that C++ makes in the backward of unfolding
 )
-"""Where it is the CPU's torch that cannot run a model as a GPU would, nothing is judged."""
+"""Errors of the CPU's torch, which cannot run such a model as a GPU would: not judged."""
 
 Weighing = Callable[[Any, int], float]
 
@@ -308,7 +308,7 @@ def recomputing(plan: Plan, again: bool) -> Plan:
 
 @contextmanager
 def refused_waits() -> Iterator[None]:
-    """Within, what makes the host wait for the GPU raises."""
+    """Raise in the block whatever makes the host wait for the GPU."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -38,7 +38,7 @@ from penstock.simulate.simulation import simulate_plan
 HARDWARE = "H100-80GB"
 MEMORY_BAR = 0.05
 RESERVE_SHARE = 0.1
-"""What the allocator may hold beside what is planned."""
+"""Bytes that the allocator may hold beside what is planned."""
 SECONDS_BAR = 0.25
 STEPS = 2
 
@@ -128,7 +128,7 @@ class ZerosTransport:
     begin = proceed = at = drain = abort = close = nothing
 
     def position(self) -> str:
-        """Nobody asks."""
+        """Return nothing: no caller reads it."""
         return ""
 
     def outlet(self, message: Message) -> Callable[[Sequence[torch.Tensor]], None]:
@@ -158,7 +158,7 @@ class ZerosTransport:
 
 @contextmanager
 def alone(rank: int, size: int, device: torch.device) -> Iterator[None]:
-    """Within, a pipeline is rank ``rank`` of ``size``."""
+    """Make pipelines in the block rank ``rank`` of ``size``."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)

@@ -1,4 +1,4 @@
-"""What a part of the proof found: rows, of which some fail; one table of all."""
+"""Rows that a part of the proof found, of which some fail; one table of all."""
 
 import json
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Setting:
-    """Where the parts run: on a GPU, or ``stand_in``; ``small``: a little of each.
+    """The place of the parts: a GPU, or ``stand_in``; ``small``: a little of each.
 
     ``ends_s`` is when a part must have ended, of `time.perf_counter`.
     """
@@ -45,7 +45,7 @@ class Setting:
 
     @property
     def is_over(self) -> bool:
-        """Whether there is no time for more."""
+        """Return whether there is no time for more."""
         return perf_counter() > self.ends_s
 
     def by_device(self, row: Row) -> Row:

@@ -17,7 +17,7 @@ from penstock.measure.links import measure_links
 from penstock.plan.plan import Plan, Stage
 
 FIRST_STEP_S = 60.0
-"""What making communicators, warming up and a first step may take together."""
+"""Limit of making communicators, warming up and a first step together."""
 
 MICRO_BATCHES = 16
 
@@ -50,7 +50,7 @@ def several_gpus(setting: Setting) -> Iterator[Row]:
 
 
 def chain(ranks: int) -> Plan:
-    """Seven layers over so many ranks."""
+    """Seven layers over this number of ranks."""
     ends = [round(7 * n / ranks) for n in range(ranks + 1)]
     stages = (Stage(range(ends[n], ends[n + 1]), (n,), (1,)) for n in range(ranks))
     return Plan(tuple(stages), MICRO_BATCHES, 1, "1f1b")

@@ -114,7 +114,7 @@ class BlockSeconds:
 
 
 def products_of(shape: Decoder, ranks: int) -> list[tuple[float, float]]:
-    """What goes into each matrix of a block on one of ``ranks`` GPUs, and what comes out."""
+    """Inputs of each matrix of a block on one of ``ranks`` GPUs, and its outputs."""
     if shape.used_weights:
         return [(shape.hidden, shape.used_weights / shape.hidden / ranks)]
     h, inner = shape.hidden, (shape.inner or 4 * shape.hidden) / ranks

@@ -32,12 +32,12 @@ QUESTIONS = (
     ("llama3", 8192, 120.0),
     ("llama3", 16384, 120.0),
 )
-"""Source, GPUs, and the CPU seconds that a planner is told to take."""
+"""Source, GPUs, and the limit of a planner in CPU seconds."""
 
 PLANNERS = ("dapple", "pipedream", "search")
 
 GIVE_UP = 1.5
-"""A process is ended after so many times its limit, in CPU seconds."""
+"""The multiple of its limit, in CPU seconds, after which a process is ended."""
 
 
 def planning_rows() -> list[dict[str, Any]]:
@@ -56,12 +56,12 @@ def asked_apart(source: str, gpus: int, limit_s: float, planner: str) -> dict[st
 
 
 def run_at(source: str, gpus: int) -> PublishedRun:
-    """The published run of a source on so many GPUs."""
+    """The published run of a source on this number of GPUs."""
     return next(run for run in published_runs() if (run.source, run.gpus) == (source, gpus))
 
 
 def described(run: PublishedRun, planner: str) -> dict[str, Any]:
-    """What is asked, and of whom."""
+    """The problem, and its planner."""
     devices = run.gpus // run.tensor
     return {"run": f"{run.name}, {run.gpus:,} GPUs", "devices": devices, "planner": planner}
 

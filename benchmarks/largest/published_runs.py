@@ -182,7 +182,7 @@ def predicted(run: PublishedRun, sustained: float = 0.0) -> Prediction:
 
 
 def fits(run: PublishedRun, prediction: Prediction) -> bool:
-    """Whether every GPU has room, with the share of its memory left free that planners leave."""
+    """Return whether every GPU has room, with the share of memory free that planners leave."""
     # Sums in four bytes lie beside the gradient of two, and are not divided.
     sums = (run.gradient_bytes - 2) * run.shape.parameters / (run.tensor * run.pipeline)
     room = (1 - MEMORY_RESERVE) * HARDWARE[run.device].memory_bytes

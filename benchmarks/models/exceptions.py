@@ -1,4 +1,4 @@
-"""What the general rules of `tiny` get wrong, by model type or config class."""
+"""Exceptions from the general rules of `tiny`, by model type or config class."""
 
 from typing import Any
 

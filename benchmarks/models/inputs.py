@@ -248,7 +248,7 @@ def _token(model: nn.Module, kind: str) -> int | None:
 
 
 def _feature_counts(model: nn.Module, parts: Batch, token: int) -> list[int]:
-    """How many words a picture or sound takes: what the model says when it is given one."""
+    """Words that a picture or sound takes: what the model says when it is given one."""
     prefix = torch.full((1,), token)
     try:
         _ = model(**parts, **words(model, prefix=prefix))
@@ -345,7 +345,7 @@ def _with_pictures(model: nn.Module) -> Iterator[Attempt]:
 
 
 def _typed(batch: Batch, names: set[str], token: int) -> Batch:
-    """With the kinds of tokens where the model asks for them."""
+    """Inputs with the kinds of tokens, if the model reads them."""
     kinds = (batch["input_ids"] == token).long()
     for name in ("mm_token_type_ids", "token_type_ids"):
         if name in names:

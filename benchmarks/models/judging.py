@@ -203,7 +203,7 @@ def judge_model(model: nn.Module, batch: Any, loss: Any = None) -> dict[str, Any
 
 
 def outcome_of(error: Exception) -> str:
-    """What an exception that is not Penstock's own says of a model: nothing, where memory ended.
+    """The verdict of an exception that is not Penstock's own: none, where memory ended.
 
     Torch raises a RuntimeError where its allocator reaches the census's limit.
     """

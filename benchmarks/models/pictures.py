@@ -16,7 +16,7 @@ Special = Callable[[Any, torch.Tensor], Parts]
 def special_pictures(
     model: nn.Module, names: set[str], vision: Any, pictures: torch.Tensor
 ) -> Iterator[tuple[str, Parts]]:
-    """What the arguments of forward ask for; ``pictures`` are samples x channels x high x wide."""
+    """Inputs for the arguments of forward; ``pictures`` are samples x channels x high x wide."""
     for argument, kind, made in _BY_ARGUMENT:
         if argument in names:
             yield kind, made(vision, pictures)

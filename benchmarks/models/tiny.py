@@ -135,7 +135,7 @@ def _smaller(name: str, value: Any, values: Mapping[str, Any], tokens: dict[str,
 
 
 def _is_random(name: str) -> bool:
-    """Whether an attribute makes forward differ from call to call."""
+    """Return whether an attribute makes forward differ from call to call."""
     if re.search(r"dropout_(position|prob_ratio)", name):
         return True
     return bool(re.search(r"drop(out)?|_pdrop$|jitter|mask_(time|feature)_prob|noise_std", name))

@@ -56,7 +56,7 @@ def curves_of(model: str, config: str) -> Curves:
 
 
 def curve_claims(curves: list[dict[str, Any]]) -> Iterator[Claim]:
-    """What the paper says of its curves, counted."""
+    """Claims of the paper about its curves, counted."""
     leads = [[h / d for h, d in zip(c["hybrid"], c["overlapped"], strict=True)] for c in curves]
     plain = [[h / d for h, d in zip(c["hybrid"], c["plain"], strict=True)] for c in curves]
     setting = "six models on A, B and C, four batches each"

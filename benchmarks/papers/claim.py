@@ -19,7 +19,7 @@ def verdict_of(
     assumed: str = "",
     by_construction: bool = False,
 ) -> str:
-    """What figures say of a claim. ``others`` are ours with one other input each, by its name.
+    """The verdict of figures on a claim. ``others`` are ours with one other input each, by name.
 
     - "-": there is no published figure.
     - "by construction": ours follows from a definition, or from inputs that were set by it.
@@ -75,7 +75,7 @@ class Claim:
 
     @property
     def verdict(self) -> str:
-        """What the figures say; see `verdict_of`.
+        """The verdict of the figures; see `verdict_of`.
 
         >>> Claim("p", "w", "s", 0.03, 0.0333, decimals=2).verdict
         'reproduced'

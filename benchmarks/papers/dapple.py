@@ -27,10 +27,10 @@ FIVE = ("resnet-50", "vgg-19", "gnmt-16", "bert-48", "xlnet-36")
 """Models that fit on one device; AmoebaNet-36 has no data-parallel baseline."""
 
 REDUCE_BYTES_PER_S = {"a": 3.0e9, "b": 3.0e9, "c": 1.25e9}
-"""What the released planner counts with for an all-reduce between servers."""
+"""The rate of an all-reduce between servers in the released planner."""
 
 GRPC_BYTES_PER_S = {"a": 0.8e9, "b": 0.8e9, "c": 0.32e9}
-"""What the authors' analysis script counts with for a message."""
+"""The rate of a message in the authors' analysis script."""
 
 VARIANTS = {
     "the profiled micro-batch": (True, True, False),
@@ -62,7 +62,7 @@ def planner_claims(quick: bool) -> Iterator[Claim]:
 def problem_for(
     model: str, cluster: Cluster, batch: int, micro_batch_size: int = 0
 ) -> PlanningProblem:
-    """Where all memory may be filled, and nothing but time decides."""
+    """A problem whose memory may all be filled, so that nothing but time decides."""
     return planning_problem(
         MODELS[model].profile(),
         cluster,
@@ -173,7 +173,7 @@ def split_of(plan: Plan) -> str:
 
 
 def winners() -> Iterator[Claim]:
-    """How many of table V's plans are found, or tied with, and whether any is better than ours."""
+    """The number of table V's plans that are found, or tied with, and of any better than ours."""
     first, *others = RULES
     found = {
         rule: sum(is_found(row) for row in winners_rows() if row["rule"] == rule) for rule in RULES
@@ -195,12 +195,12 @@ def winners() -> Iterator[Claim]:
 
 
 def is_found(row: dict[str, str | float]) -> bool:
-    """Whether a row's plan has the published form, or the form is about as fast."""
+    """Return whether a row's plan has the published form, or the form is about as fast."""
     return row["form"] == row["published"] or float(row["over_form"]) <= TIE
 
 
 def is_no_slower(row: dict[str, str | float]) -> bool:
-    """Whether no plan of the published form is faster by more than 3 %."""
+    """Return whether no plan of the published form is faster by more than 3 %."""
     return float(row["over_form"]) * TIE >= 1
 
 

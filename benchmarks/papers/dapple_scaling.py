@@ -109,7 +109,7 @@ def strong_scaling() -> Iterator[Claim]:
 
 
 def count_that_scale(gains: dict[str, float]) -> int:
-    """How many gain enough."""
+    """The number of those that gain enough."""
     return sum(gain > KEEPS_SCALING for gain in gains.values())
 
 
@@ -126,7 +126,7 @@ def gain_of_a_server(model: str, planner: Planner) -> float:
 
 
 def largest_models(counts: tuple[int, ...]) -> Iterator[Claim]:
-    """The most layers of BERT that fit, with recompute, on so many devices."""
+    """The most layers of BERT that fit, with recompute, on each number of devices."""
     for devices in counts:
         yield Claim(
             PAPER,
@@ -141,7 +141,7 @@ def largest_models(counts: tuple[int, ...]) -> Iterator[Claim]:
 
 
 def utilisations() -> Iterator[Claim]:
-    """How busy the devices are with the published layers; the micro-batches are not known."""
+    """Utilisation of devices with the published layers; the micro-batches are not known."""
     for devices, published in UTILISATION.items():
         shares = {
             count: 100 * (1 - bert_prediction(LARGEST_BERT[devices], devices, 2, count).bubble)
@@ -186,7 +186,7 @@ def bert_prediction(
     schedule: str = "1f1b",
     recompute: bool = True,
 ) -> Prediction:
-    """BERT with so many layers on so many devices of one server."""
+    """BERT of this depth on this number of devices of one server."""
     profile = bert_with(layers)
     cluster = find_cluster("dapple-a")
     host = replace(cluster.hosts[0], devices=cluster.hosts[0].devices[:devices])

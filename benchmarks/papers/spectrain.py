@@ -27,7 +27,7 @@ OVER = {
     "pipedream": "`pipedream`, which predicts nothing",
     "synchronous": "the best synchronous pipeline",
 }
-"""What the claim says of each baseline."""
+"""The claim about each baseline."""
 
 
 def spectrain_claims(quick: bool) -> Iterator[Claim]:

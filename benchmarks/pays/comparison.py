@@ -52,7 +52,7 @@ TUNED = ("1f1b", "interleaved", "zero-bubble", "zb-v", "dualpipe-v")
 CORES = os.cpu_count() or 1
 
 MOST_CUTS = 60
-"""How many cuts of the rival's model are simulated."""
+"""The number of cuts of the rival's model that are simulated."""
 
 
 def compare_case(name: str, rounds: int, iterations: int) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def action_times(predicted: Timeline, measured: Timeline) -> dict[str, Any]:
 
 
 def ratio_of(theirs: list[float], ours: list[float]) -> float:
-    """How many times as fast ours were: the median over iterations that were taken in turns."""
+    """Speed of ours as a multiple: the median over iterations that were taken in turns."""
     return median(b / a for a, b in zip(ours, theirs, strict=True))
 
 
@@ -205,7 +205,7 @@ def simulated(plan: Plan, profile: ModelProfile, cluster: Cluster) -> Prediction
 
 
 def measured_costs(graph: LayerGraph, model: Model) -> tuple[ModelProfile, Cluster]:
-    """What layers and links take, measured by all ranks as a job does it, on all ranks."""
+    """Costs of layers and links, measured by all ranks as a job does it, on all ranks."""
     world = join_world("cpu", LIMIT_S)
     batch = model.batch(1)
     costs = costs_of_ranks(world, lambda cluster: measure_profile(graph, batch, repeats=7))
@@ -303,7 +303,7 @@ def best_cut(
 
 
 def of_first_rank(make: Callable[[], Found]) -> Found:
-    """What rank 0 makes, on all ranks."""
+    """The result of a function on rank 0, on all ranks."""
     found: list[Any] = [make() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(found)
     return found[0]

@@ -1,8 +1,8 @@
-"""Whether `search` is behind itself where it may choose less.
+"""Compare `search` with itself where it may choose less.
 
     python benchmarks/planning/consistency.py [--seed 56] [--count 60] [--write]
 
-Each random problem is asked with all schedules, then under five single ones, and with 90 % of the
+Each random problem is planned with all schedules, then under five single ones, and with 90 % of the
 memory. A search with more choice has a budget of the same size, so it may be behind. The table says
 how often, and by how much. `--write` puts it beside this file.
 """
@@ -26,10 +26,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from random_problems import random_problem
 
 SCHEDULES, LESS_MEMORY = 5, 0.9
-"""Single schedules that are asked of each problem; the share of the memory in the last question."""
+"""Single schedules for each problem; the share of the memory in the last case."""
 
 LIMITS = (0.005, 0.02)
-"""Shares by which a search with all choices is seldom, and never, behind."""
+"""Shares by which a search with all choices is rarely, and never, behind."""
 
 
 class Row(NamedTuple):

@@ -1,4 +1,4 @@
-"""Random planning problems, on which no constant was tuned, and what is asked of them.
+"""Random planning problems, on which no constant was tuned, and their plans.
 
 A problem is drawn from a seed and its number: a model of one of `MODELS`, a cluster of 2 to 32
 devices and a batch. So every recording may have new ones, and anybody can draw the same again.
@@ -28,7 +28,7 @@ BEHIND = 0.001
 """A share by which `search` may be slower before it counts as behind."""
 
 NAMED = 3
-"""Schedules under which `search` is asked alone, beside that of its plan for all of them."""
+"""Schedules under which `search` plans alone, beside that of its plan for all of them."""
 
 PLANNER_LIMIT_S = 1.0
 """Seconds of CPU time that a published planner has, with all schedules that were drawn."""
@@ -88,7 +88,7 @@ def blocks(draw: Random, layers: int) -> Made:
 
 
 def uneven(draw: Random, layers: int) -> Made:
-    """No two layers alike."""
+    """Layers of which no two are equal."""
     seconds, parameters, sizes = (
         [exp(draw.gauss(0, spread)) for _ in range(layers)] for spread in (0.7, 1.2, 0.9)
     )
@@ -184,7 +184,7 @@ def random_problem(seed: int, number: int) -> PlanningProblem:
 def random_row(seed: int, number: int) -> dict[str, Any]:
     """`search` on one problem, against every planner and against itself under single schedules.
 
-    The published planners may use their own schedules and those under which `search` is asked
+    The published planners may use their own schedules and those under which `search` plans
     alone: that of its plan, and `NAMED` others that are drawn.
     """
     problem = random_problem(seed, number)
@@ -220,7 +220,7 @@ def answer(
     score: Callable[[Plan], float],
     limit: TimeLimit | None = None,
 ) -> dict[str, Any]:
-    """What a planner finds; no seconds where nothing fits."""
+    """The answer of a planner; no seconds where nothing fits."""
     start_s = process_time()
     try:
         plan = find_plan(problem, planner, score, limit=limit)
@@ -257,7 +257,7 @@ def random_words(row: dict[str, Any]) -> str:
 
 
 def random_table(rows: list[dict[str, Any]]) -> list[str]:
-    """What the rows say together, and a line for each on which `search` is behind."""
+    """A summary of the rows, and a line for each on which `search` is behind."""
     solved = [row for row in rows if row["search"]["seconds"]]
     gaps = [row["gap"] for row in solved]
     spent = [row["search"]["cpu_s"] for row in rows]

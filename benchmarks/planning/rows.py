@@ -1,4 +1,4 @@
-"""What is asked of the planners in one row of the benchmark: one model on one cluster."""
+"""The plans of one row of the benchmark: one model on one cluster."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -43,7 +43,7 @@ CLUSTERS = ("dapple-a", "dapple-b", "dapple-c", "slow-link", "unequal", "graph")
 
 @dataclass(frozen=True)
 class Answer:
-    """What one planner made of one problem."""
+    """The answer of one planner to one problem."""
 
     planner: str
     iteration_s: float | None
@@ -74,7 +74,7 @@ def cluster_of(name: str) -> Cluster:
 def problem_of(model: str, cluster: str) -> PlanningProblem:
     """The problem of a row; the schedules of each planner are chosen later.
 
-    The papers' planners fill devices, so all memory is theirs; and the fastest plan is asked for.
+    The papers' planners fill devices, so all memory is theirs; and the fastest plan is wanted.
     """
     return planning_problem(
         find_profile(model), cluster_of(cluster), BATCHES[model], memory_reserve=0.0, as_fast=0.0
@@ -131,7 +131,7 @@ def bound_of(comparisons: Iterable[Comparison]) -> dict[str, object]:
 def within_memory_of(
     best: Comparison, search: Comparison, problem: PlanningProblem, limit_s: float
 ) -> dict[str, object]:
-    """What `search` finds where no device may hold more than the fullest one of ``best``.
+    """The plan of `search` if no device may hold more than the fullest one of ``best``.
 
     The plan that it found with all memory is the answer where that is within the limit already.
     """
@@ -164,7 +164,7 @@ def peak_bytes_of(found: Comparison) -> float:
 
 
 def ratio(slower: Comparison, faster: Comparison) -> float | None:
-    """How many times as long one plan takes as another; none where either is missing."""
+    """The time of one plan as a multiple of another's; none where either is missing."""
     times = slower.iteration_s, faster.iteration_s
     return times[0] / times[1] if max(times) < inf else None
 
@@ -237,7 +237,7 @@ def every_schedule(model: str, cluster: str, limit_s: float) -> dict[str, object
 
 
 def plan_without_limit(problem: PlanningProblem, planner: str) -> Plan:
-    """What a planner makes for the schedules of its own, with boundless memory where none fits."""
+    """The plan of a planner for its own schedules, with boundless memory where none fits."""
     own = replace(problem, schedules=PlanningProblem.schedules)
     try:
         return STARTING_PLANNERS[planner](own, make_score(own))

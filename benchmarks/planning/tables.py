@@ -21,12 +21,12 @@ def search_of(row: Row) -> Row:
 
 
 def done_of(rows: Sequence[Row]) -> list[Row]:
-    """The rows that were asked to the end."""
+    """The rows that were planned to the end."""
     return [row for row in rows if "failed" not in row]
 
 
 def behind(row: Row) -> str:
-    """Which plan is faster than that of `search` by more than `CHOICE`; empty where none is."""
+    """The plan that is faster than that of `search` by more than `CHOICE`; empty if none is."""
     mine = search_of(row).get("iteration_s")
     others = [*row["answers"], row["whole_backwards"], row["equal_memory"].get("answer", {})]
     others.append(row.get("every_schedule", {}).get("best", {}))
@@ -58,7 +58,7 @@ def faster_in_same_memory_of(row: Row) -> float | None:
 
 
 def summary_of(rows: Sequence[Row]) -> dict[str, object]:
-    """What the rows show together."""
+    """A summary of all rows."""
     summary: dict[str, object] = {
         "rows": len(rows),
         "failed": [f"{r['model']}:{r['cluster']}" for r in rows if "failed" in r],

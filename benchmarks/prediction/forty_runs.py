@@ -52,7 +52,7 @@ GIGABIT = 125e6
 class LocalCase:
     """A plan of one host: how many replicas each stage has, and the schedule.
 
-    Under ``auto`` the planner chooses both, for so many ranks.
+    Under ``auto`` the planner chooses both, for this number of ranks.
     """
 
     replicas: tuple[int, ...]
@@ -190,7 +190,7 @@ def row(
 
 @contextmanager
 def busy_loop() -> Iterator[None]:
-    """Within, a program computes on the last core without a pause."""
+    """Run a program on the last core in the block, which computes without a pause."""
     core = max(os.sched_getaffinity(0))
     program = [sys.executable, "-c", "while True: pass"]
     process = subprocess.Popen(["taskset", "--cpu-list", str(core), *program])
@@ -202,7 +202,7 @@ def busy_loop() -> Iterator[None]:
 
 
 def main() -> None:
-    """Run what is asked for and write the results."""
+    """Run the jobs and write the results."""
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", nargs="+", default=list(JOBS))
     parser.add_argument("--out", type=Path, required=True)

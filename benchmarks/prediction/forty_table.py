@@ -38,7 +38,7 @@ def table(document: dict[str, Any]) -> list[str]:
 
 
 def frame(document: dict[str, Any]) -> str:
-    """Where and when the runs were."""
+    """Machine and date of the runs."""
     others = max(row["others_cores"] for row in document["rows"])
     return (
         f"torch {document['torch']}, {document['cores']} cores of an {document['machine']}, one "
@@ -47,7 +47,7 @@ def frame(document: dict[str, Any]) -> str:
 
 
 def words(document: dict[str, Any]) -> str:
-    """How far the predictions were off, and how much the machine's noise is."""
+    """Errors of the predictions, and the machine's noise."""
     errors = sorted(abs(row["error"]) for row in document["rows"])
     within = sum(error <= 0.12 for error in errors)
     first = {row["model"]: row for row in reversed(document["rows"])}

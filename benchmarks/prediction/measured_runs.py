@@ -73,7 +73,7 @@ def cost_worker(job: Job) -> PlanningProblem | None:
 
 
 def measured_costs(job: Job, workers: int) -> PlanningProblem:
-    """Profile and cluster, measured by so many workers at the same time."""
+    """Profile and cluster, measured by this number of workers at the same time."""
     costs, *_ = launch_workers(cost_worker, (job,), workers=workers)
     return costs
 

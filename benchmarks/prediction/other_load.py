@@ -1,4 +1,4 @@
-"""How much of this machine others use meanwhile: seconds are only comparable without them."""
+"""Load of others on this machine meanwhile: seconds are only comparable without them."""
 
 import os
 import time

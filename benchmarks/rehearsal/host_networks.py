@@ -24,7 +24,7 @@ PORT = "port"
 """The name of a host's network interface, for `GLOO_SOCKET_IFNAME`."""
 
 TOOLS = ("ip", "nsenter", "setpriv", "tc", "unshare")
-"""What must be installed: Debian's packages iproute2 and util-linux."""
+"""Programs that must be installed: Debian's packages iproute2 and util-linux."""
 
 NEW_NETWORK = 0x40000000
 """The flag of a network namespace for ``setns``."""
@@ -36,10 +36,10 @@ HEADER_BYTES = 66
 """Ethernet, IP and TCP with time stamps: what the filter counts beside the data of a packet."""
 
 BUCKET_BYTES = 20_000
-"""What may be sent at once after a pause. It is little, so that short messages take their time."""
+"""Bytes that may be sent at once after a pause: few, so that short messages take their time."""
 
 QUEUE_BYTES = 64 << 20
-"""What may wait at the switch. Nothing may be dropped: the sender would notice late."""
+"""The queue at the switch. Nothing may be dropped: the sender would notice late."""
 
 SLOWEST_BYTES_PER_S = 1_000.0
 STARTS_WITHIN_S = 10.0
@@ -55,7 +55,7 @@ class HostNetwork:
 
     @property
     def command_prefix(self) -> tuple[str, ...]:
-        """What makes a command run on this host."""
+        """The words before a command that make it run on this host."""
         return ("nsenter", f"--net=/proc/{self.process}/ns/net", "--")
 
     @property
@@ -119,7 +119,7 @@ def ready_network() -> None:
 def joined_hosts(
     names: Sequence[str], bytes_per_s: Sequence[float]
 ) -> Iterator[tuple[HostNetwork, ...]]:
-    """Within, a network for each name, joined to the others at its rate, in each direction.
+    """Keep in the block a network for each name, joined to the others at its rate each way.
 
     The rates are of the data within TCP, headers aside.
 
@@ -186,7 +186,7 @@ def run_in(host: HostNetwork, commands: Sequence[str]) -> None:
 
 @contextmanager
 def kept_namespace() -> Iterator[int]:
-    """Within, the number of a process that keeps a network namespace of its own."""
+    """Keep a network namespace in the block, by a process whose number is given."""
     holder = subprocess.Popen(
         ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "sleep", "infinity"],
         stdin=subprocess.DEVNULL,

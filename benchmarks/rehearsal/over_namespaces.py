@@ -49,7 +49,7 @@ class ArrivalClient(LinkClient):
 
 
 class HostRecord(NamedTuple):
-    """What a rank did, and when messages and sums were here."""
+    """The actions of a rank, and the times at which messages and sums were here."""
 
     rank: RankRecord
     arrivals: dict[str, list[float]]
@@ -58,7 +58,7 @@ class HostRecord(NamedTuple):
 def rehearse_on_host(
     emulation: Emulation, server: str, hosts: Sequence[HostNetwork], limit_s: float
 ) -> HostRecord:
-    """What each process runs: the rehearsal, on the network of its host."""
+    """The program of each process: the rehearsal, on the network of its host."""
     number = int(os.environ["RANK"])
     # The server's name is known outside of the host's network only.
     client = ArrivalClient(server, number, limit_s)

@@ -76,7 +76,7 @@ class Case:
 
 @dataclass
 class Found:
-    """What came of a case."""
+    """The result of a case."""
 
     case: Case
     micro_batches: int
@@ -186,7 +186,7 @@ def median_error(found: Sequence[Found]) -> float:
 
 
 def read_results(path: Path) -> list[Found]:
-    """What an earlier run found."""
+    """The results of an earlier run."""
     document = json.loads(path.read_text(encoding="utf-8"))
     return [Found(**(entry | {"case": Case(**entry["case"])})) for entry in document["cases"]]
 
@@ -196,7 +196,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", type=int, default=0, help="number of ranks")
-    parser.add_argument("--cases", type=int, default=1000, help="at most so many more")
+    parser.add_argument("--cases", type=int, default=1000, help="the most cases to add")
     given = parser.parse_args()
     found = read_results(given.out) if given.out and given.out.exists() else []
     known = {one.case for one in found}

@@ -1,4 +1,4 @@
-"""How long a script under torchrun's elastic agent stands still when it loses a worker or a host.
+"""Pause of a script under torchrun's elastic agent that loses a worker or a host.
 
     python benchmarks/reliability/elastic.py [--runs 3] --out elastic.json
 
@@ -41,7 +41,7 @@ ELASTIC = "keep_alive_interval=1,last_call_timeout=3"
 
 @dataclass
 class Segment:
-    """What the ranks of one start have printed: their number, and the loss of each step."""
+    """Output of the ranks of one start: their number, and the loss of each step."""
 
     ranks: int
     after: int
@@ -167,7 +167,7 @@ def terminate(process: "subprocess.Popen[str]") -> int:
 
 
 def is_agent(process: int) -> bool:
-    """Whether a process is torchrun, and no rank of it."""
+    """Return whether a process is torchrun, and no rank of it."""
     return rank_of(process) < 0 and b"torchrun" in Path(f"/proc/{process}/cmdline").read_bytes()
 
 
@@ -184,12 +184,12 @@ def wait_until(
 
 
 def steps_to(log: Path, step: int) -> Callable[[], bool]:
-    """Whether the present start has taken so many steps."""
+    """A test whether the present start has taken this number of steps."""
     return lambda: bool(found := segments([log])) and max(found[-1].losses, default=0) >= step
 
 
 def first_step(log: Path, start: int) -> Callable[[], bool]:
-    """Whether start number ``start`` has taken a step."""
+    """A test whether start number ``start`` has taken a step."""
     return lambda: len(found := segments([log])) > start and bool(found[start].losses)
 
 
@@ -274,7 +274,7 @@ def apart_from(found: dict[int, float], whole: dict[int, float]) -> float:
 
 
 def planned_s(run: Path, ranks: int) -> float:
-    """Seconds that a new process takes for the plan of so many ranks, as rank 0 does."""
+    """Seconds that a new process takes for a plan of these ranks, as rank 0 does."""
     program = (
         "import sys, time; from penstock import read_profile, read_cluster, plan_pipeline\n"
         "start, (_, run, ranks) = time.perf_counter(), sys.argv\n"
@@ -288,7 +288,7 @@ def planned_s(run: Path, ranks: int) -> float:
 
 
 def main() -> None:
-    """Run the benchmark; the file is written anew after each run."""
+    """Run the benchmark; the file is written again after each run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--out", type=Path, required=True)

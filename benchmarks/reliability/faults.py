@@ -73,7 +73,7 @@ def drawn(seed: int, kinds: Sequence[str]) -> Fault:
 
 
 def needs_root(kind: str) -> bool:
-    """Whether a fault needs a disk or a network of the run's own."""
+    """Return whether a fault needs a disk or a network of the run's own."""
     return kind == "fill disk" or "link" in kind
 
 
@@ -103,7 +103,7 @@ def reached(run: Run, phase: str, draw: random.Random) -> bool:
 
 
 def strike(run: Run, fault: Fault, draw: random.Random) -> None:
-    """Do to a run what the fault says; ``fault.victim`` tells what was hit."""
+    """Do to a run what the fault says; ``fault.victim`` is what was hit."""
     match fault.kind:
         case "kill run" | "damage checkpoint":
             signalled(run, fault, [run.pid], signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Whether what a soak has counted stays flat."""
+"""Test that the figures of a soak stay flat."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ BOUNDS = {
     "temporary_names": 1.0,
     "run_bytes": 1 << 20,
 }
-"""What each figure may grow by in an hour."""
+"""The most that each figure may grow in an hour."""
 
 SURE = 1.96
 """Standard errors on each side of a slope that hold it with 95 %."""
@@ -29,7 +29,7 @@ SURE = 1.96
 
 @dataclass(frozen=True)
 class Trend:
-    """How a figure changes in an hour, with an interval that holds it with 95 %."""
+    """Change of a figure in an hour, with an interval that holds it with 95 %."""
 
     name: str
     mean: float
@@ -41,7 +41,7 @@ class Trend:
 
     @property
     def is_flat(self) -> bool:
-        """Whether the growth stays below the bound."""
+        """Return whether the growth stays below the bound."""
         return self.high <= self.bound
 
 

@@ -26,7 +26,7 @@ OWN_HOSTS = "PENSTOCK_CHAOS_HOSTS"
 """With this variable every rank of the broken job counts as a host of its own."""
 
 ERROR = "PENSTOCK_CHAOS_ERROR"
-"""Where this file is, the data of the broken job raise an error."""
+"""The variable that names a file; while that exists, the data of the broken job raise."""
 
 NEW_NETWORK = 0x40000000
 """The flag of Linux's ``unshare`` for a network namespace."""
@@ -56,7 +56,7 @@ def stat_of(pid: int) -> list[bytes]:
 
 
 def is_zombie(pid: int) -> bool:
-    """Whether a process has ended, and only its number is left."""
+    """Return whether a process has ended, and only its number is left."""
     return stat_of(pid)[0] == b"Z"
 
 
@@ -80,7 +80,7 @@ class Place:
 
     @property
     def error(self) -> Path:
-        """Where there is a file, the user's data raise an error."""
+        """The file that makes the user's data raise an error."""
         return self.errors.with_name("error")
 
     @property
@@ -103,7 +103,7 @@ def place_in(folder: Path) -> Place:
 
 @dataclass(frozen=True)
 class Start:
-    """How to start a training.
+    """The start of a training.
 
     ``resume``: go on with the run in ``place``. ``own_hosts``: every rank counts as a host of its
     own, so that messages take the network. ``own_network``: in a network namespace (root only).
@@ -135,7 +135,7 @@ class Run:
         self.code: int | None = None
 
     def is_over(self) -> bool:
-        """Whether its first process has ended."""
+        """Return whether its first process has ended."""
         if self.code is None:
             ended, status = os.waitpid(self.pid, os.WNOHANG)
             if ended:
@@ -155,16 +155,16 @@ class Run:
             os.kill(self.pid, number)
 
     def said(self) -> str:
-        """What it has printed so far."""
+        """The output so far."""
         return self.place.errors.read_text(errors="replace")
 
     def steps(self) -> int:
-        """How many steps it has recorded."""
+        """The number of steps that it has recorded."""
         path = self.place.run / "metrics.jsonl"
         return path.read_bytes().count(b'"loss"') if path.exists() else 0
 
     def writes_checkpoint(self) -> bool:
-        """Whether a checkpoint is half written."""
+        """Return whether a checkpoint is half written."""
         return any(self.place.checkpoints.glob(".step-*.partial"))
 
     def everyone(self) -> list[int]:
@@ -183,7 +183,7 @@ class Run:
         return [pid for pid in served if parent_of(pid) in served]
 
     def name_of(self, pid: int) -> str:
-        """What a process is to the run."""
+        """The part of a process in the run."""
         if pid == self.pid:
             return "run"
         return "worker" if pid in self.workers() else "server"

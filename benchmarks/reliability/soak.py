@@ -131,7 +131,7 @@ def resume_if_over(soak: Soak) -> None:
 
 
 def flaws_of_end(soak: Soak) -> list[str]:
-    """What is wrong with the end of a run: processes left, steps lost or doubled, a traceback."""
+    """Faults of the end of a run: processes left, steps lost or doubled, a traceback."""
     flaws: list[str] = []
     deadline_s = time.monotonic() + ENDS_S
     while (left := soak.run.everyone()) and time.monotonic() < deadline_s:
@@ -166,7 +166,7 @@ def losses(place: Place) -> dict[int, float]:
 
 
 def sampled(soak: Soak) -> dict[str, Any]:
-    """What the run holds now."""
+    """Resources that the run holds now."""
     run = soak.run
     server = (run.servers() or [0])[0]
     grows = ("metrics.jsonl", "tensorboard")
@@ -246,7 +246,7 @@ def ended(soak: Soak) -> None:
 
 
 def largest_difference(place: Place, folder: Path) -> float:
-    """How far losses are from those of a run without faults, as a fraction of the largest."""
+    """Distance of losses from those of a run without faults, as a fraction of the largest."""
     broken = losses(place)
     whole = place_in(folder / "whole")
     os.environ["PENSTOCK_SOAK_STEP_S"] = "0"

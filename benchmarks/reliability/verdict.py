@@ -1,4 +1,4 @@
-"""What is asked of a broken run, and of the run that goes on with it."""
+"""Requirements on a broken run, and on the run that continues it."""
 
 import json
 import os
@@ -17,7 +17,7 @@ SHARED = Path("/dev/shm")
 
 
 def flaws_of_end(run: Run, fault: Fault, before: Sequence[str]) -> Iterator[str]:
-    """What is wrong with the end of a broken run; ``before`` are the checkpoints it had."""
+    """Faults of the end of a broken run; ``before`` are the checkpoints it had."""
     in_time = run.is_over()
     if not in_time:
         yield "did not end in time"
@@ -63,7 +63,7 @@ def flaws_of_processes(run: Run) -> Iterator[str]:
 
 
 def flaws_of_resumed(run: Run, fault: Fault, expected: Mapping[str, bytes]) -> Iterator[str]:
-    """What is wrong with a resumed run; ``expected`` are the tensors of an unbroken one."""
+    """Faults of a resumed run; ``expected`` are the tensors of an unbroken one."""
     if not run.is_over():
         kill_all(run.everyone())
         run.wait(GONE_S)
@@ -85,7 +85,7 @@ def flaws_of_resumed(run: Run, fault: Fault, expected: Mapping[str, bytes]) -> I
 
 
 def left_in(run: Run, fault: Fault) -> list[str]:
-    """What is left in the temporary directory, without tracebacks to which the message points."""
+    """Names left in the temporary directory, without tracebacks to which the message points."""
     names = [path.name for path in run.place.temporary.iterdir()]
     return [name for name in names if name not in fault.message]
 

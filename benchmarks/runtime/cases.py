@@ -1,4 +1,4 @@
-"""What is compared: our schedules, the rival's class for the same, and how both cut the model."""
+"""Pairs to compare: our schedules, the rival's class for the same, and the cuts of both."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

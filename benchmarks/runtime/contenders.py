@@ -21,7 +21,7 @@ from penstock.runtime.transport.transport import TransportChoice
 from penstock.schedule.action import Action
 
 Batch = tuple[torch.Tensor, ...]
-"""What the model takes, and the targets behind it."""
+"""Inputs of the model, and the targets behind them."""
 
 
 class Ours:
@@ -55,7 +55,7 @@ class Ours:
         self.pipe.step(batch)
 
     def recorded_s(self) -> dict[Action, float]:
-        """How long each action of the latest iteration took, on all ranks; every rank asks."""
+        """Seconds of each action of the latest iteration on all ranks; all must call this."""
         return {
             Action(event.kind, event.stage, event.micro_batch): event.end_s - event.start_s
             for event in self.pipe.timeline().events

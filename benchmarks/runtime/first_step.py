@@ -27,7 +27,7 @@ PARTS = (
     ("plan", "plan: "),
     ("capture, build, first step and its check", "step 1"),
 )
-"""What a part is, and how the line that ends it begins."""
+"""Each part, and the beginning of the line that ends it."""
 
 STEPS = 3
 """Steps of a run; memory is measured in the third, or in the last one of fewer."""

@@ -1,4 +1,4 @@
-"""What an order would take if nothing but its actions took time."""
+"""Time of an order if nothing but its actions took time."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain

@@ -1,4 +1,4 @@
-"""The models of the benchmark, as lists of blocks that both runtimes cut alike.
+"""The models of the benchmark, as lists of blocks that both runtimes cut equally.
 
 ``tiny`` (8 x (Linear 32 -> 32, ReLU), 4 rows a micro-batch, mean squared error) takes so little
 computing that an iteration is nearly all overhead. ``gpt`` has 8 pre-norm blocks of width 256,
@@ -33,7 +33,7 @@ class Chain(nn.Sequential):
 class Model:
     """Blocks, the loss of the last one's result, and the rows of a micro-batch.
 
-    ``batch_of`` makes so many rows: what the first block takes, and the targets behind it. A block
+    ``batch_of`` makes rows: inputs of the first block, and the targets behind them. A block
     takes what the one before returns, one tensor or several.
     """
 

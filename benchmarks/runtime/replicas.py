@@ -20,10 +20,10 @@ from penstock.plan.plan import Plan, Stage
 from penstock.runtime.pipeline import Pipeline
 
 Name = TypeVar("Name")
-"""What a contender is told apart by."""
+"""Facts that distinguish contenders."""
 
 Contender = tuple[Callable[[], object], Callable[[], object]]
-"""What prepares an iteration, which is not timed, and what takes it."""
+"""Functions that prepare an iteration, which is not timed, and take it."""
 
 
 def compare_data_parallel(model_name: str, micro_batches: int, rounds: int) -> dict[str, Any]:

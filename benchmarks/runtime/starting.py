@@ -25,7 +25,7 @@ Task = tuple[str, dict[str, Any]]
 
 
 QUOTA_PERIOD_US = 10_000
-"""How often a slowed process gets its share of a core again."""
+"""Period after which a slowed process gets its share of a core again."""
 
 
 def run_tasks(
@@ -84,7 +84,7 @@ def run_tasks(
 
 @contextmanager
 def core_quota(process: int, cores: float) -> Iterator[None]:
-    """Within, a process gets at most so much of a core, by a control group; it must have ended.
+    """Limit a process in the block to a share of a core, by a control group; it must have ended.
 
     Raises:
         RuntimeError: this machine has no control groups of processors that may be changed.
@@ -110,7 +110,7 @@ def core_quota(process: int, cores: float) -> Iterator[None]:
 
 
 def environment(rank: int, ranks: int, address: str, port: int) -> dict[str, str]:
-    """What torchrun would set; one thread a process."""
+    """The variables that torchrun would set; one thread a process."""
     return {
         **os.environ,
         "RANK": str(rank),

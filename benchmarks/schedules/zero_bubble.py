@@ -116,7 +116,7 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """Whether ours is shorter, as long or longer, as far as theirs is known."""
+        """The verdict: ours is shorter, as long or longer, as far as theirs is known."""
         if self.ours < self.theirs - ROUNDED:
             return "shorter"
         return "equal" if self.ours <= self.theirs + ROUNDED + 1e-9 else "LONGER"
@@ -191,7 +191,7 @@ def rows(stages: tuple[int, ...]) -> Iterator[Row]:
 
 
 def factors_of(name: str, stages: int) -> list[float]:
-    """How much longer than usual each stage takes."""
+    """Seconds of each stage as multiples of the usual ones."""
     if name == "0.75 to 1.25":
         return np.linspace(0.75, 1.25, stages).tolist()
     longer = {"last": stages - 1, "first": 0, "middle": stages // 2}[name.split()[0]]

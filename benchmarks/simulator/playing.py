@@ -1,4 +1,4 @@
-"""How many actions a second are played on one core, and what the score of a plan takes."""
+"""Actions a second that one core plays, and the time of a plan's score."""
 
 import sys
 from dataclasses import dataclass

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -258,7 +258,7 @@ def costs_of_ranks(world: World, measured: Callable[[Cluster], ModelProfile]) ->
     start = core_seconds()
     own = world.all_succeed(lambda: measured(cluster))
     if world.device.type == "cpu":
-        own = replace(own, other_load=load_here(world, start))
+        own = replace(own, other_load=load_here(world, start, range(world.size)))
     if world.size == 1:
         return own, cluster
     received = world.all_gather(json.dumps(profile_to_json(own)))
@@ -268,15 +268,15 @@ def costs_of_ranks(world: World, measured: Callable[[Cluster], ModelProfile]) ->
     return profile_and_speeds(profiles, cluster)
 
 
-def load_here(world: World, start: tuple[float, float]) -> float:
+def load_here(world: World, start: tuple[float, float], ranks: Iterable[int]) -> float:
     """The share by which work of this rank took longer since ``start``, for other programs.
 
-    All ranks must call this: a rank that alone has a quota is slow on a host of as many cores.
+    Since then ``ranks`` have computed. All must call this: one rank may have a quota of its own.
     """
-    end, here = core_seconds(), int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
+    end, own_host = core_seconds(), world.hosts[world.rank]
     granted = zip(world.hosts, world.all_gather(usable_cores()), strict=True)
-    cores = max(own for host, own in granted if host == world.hosts[world.rank])
-    return other_load(start, end, here, cores)
+    cores = max(own for host, own in granted if host == own_host)
+    return other_load(start, end, sum(world.hosts[rank] == own_host for rank in ranks), cores)
 
 
 def measured_pairs(world: World) -> tuple[list[Member], dict[tuple[int, int], MeasuredLink]]:

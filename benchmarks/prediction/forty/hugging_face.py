@@ -63,7 +63,7 @@ class Recurrent(nn.Module):
 
 
 def drawn(seed: int, step: int) -> torch.Generator:
-    """Where a batch comes from; it depends on the step alone."""
+    """The source of a batch; it depends on the step alone."""
     return torch.Generator().manual_seed(1_000_003 * seed + step)
 
 
