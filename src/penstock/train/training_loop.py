@@ -254,7 +254,7 @@ class TrainedPart:
         measured_s = median(self._steady)
         if part.by_length or not part.step_s or abs(part.step_s / measured_s - 1) < LARGEST_ERROR:
             return
-        self._busy = changed_load(part.other_load, loads)
+        self._busy = changed_load(part.other_load, [loads[rank] for rank in part.plan.ranks])
         why = self._busy or "nothing else used these cores; measure again (constraints.remeasure)"
         took, predicted = seconds_text(measured_s), seconds_text(part.step_s)
         self._display.note(f"steps take {took}, predicted were {predicted}: {why}")
